@@ -1,0 +1,391 @@
+"""The card of a dataset: `README.md` with its YAML front matter, and the pictures beside it.
+
+Everything a card says about the rows is computed from the rows (`hub_cards.measures`); what it
+says about their making comes from provenance. The words are in `templates/dataset.md.j2`. What is
+generated stands between two markers, so that a later version can replace it and keep what a
+person wrote around it.
+
+Texts from the dataset are shown as they are, but they are material: none of them can end its
+block, open another, or pass for a marker, and characters that hide or reorder text are spelt out.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from datasets import DatasetInfo, Features, SplitDict, SplitInfo
+from datasets.info import DatasetInfosDict
+from huggingface_hub import DatasetCardData
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from hub_cards.measures import NOISE, margins_of, measure, text_of
+from hub_cards.pictures import draw_ledger, draw_lengths, draw_margins
+from selfsynth.progress import duration
+from selfsynth.schema import LEDGER_SCHEMA, PAIR_SCHEMA, REASONS
+from selfsynth.stats import Estimate
+
+BEGIN, END = "<!-- selfsynth:begin -->", "<!-- selfsynth:end -->"
+
+FEW_PAIRS = 1000
+SAMPLE_CHARACTERS = 600
+SETTING_CHARACTERS = 200
+
+UNITS = {
+    "pairwise": "natural-log odds",
+    "yesno": "natural-log odds",
+    "rating": "rating points",
+}
+"""The unit of `judge_margin` by judge mode."""
+
+
+def write_dataset_card(
+    stage: Path,
+    pairs: Sequence[Mapping],
+    ledger: Sequence[Mapping],
+    provenance: Mapping,
+    files: Mapping[str, Mapping[str, str]],
+    facts: Mapping,
+) -> None:
+    """Write `README.md` and `assets/*.png` of a dataset whose parquet files lie in `stage/data`.
+
+    Args:
+        stage: the folder; `data/` holds `files`, `assets/` exists.
+        pairs: rows of `selfsynth.schema.PAIR_SCHEMA`, of all splits.
+        ledger: rows of `selfsynth.schema.LEDGER_SCHEMA`.
+        provenance: what `selfsynth.provenance.build` returned.
+        files: file names in `data/` by configuration and split.
+        facts: `model_name`, `judge_name`; `model_licence`, `judge_licence` (None where unknown);
+            `languages`, as the Hub spells them; `fingerprints` of `model` and `judge`.
+
+    Raises:
+        ValueError: the rows are not those of the files, or not those that provenance counted.
+    """
+    identity = provenance["identity"]
+    measured = measure(pairs, ledger, identity["judge_mode"])
+    counted = {name: measured[name] for name in ("asked", "kept", "dropped")}
+    if counted != provenance["counts"]:
+        raise ValueError(f"provenance counted {provenance['counts']}, the rows are {counted}")
+    infos = {
+        "default": _dataset_info(stage, "default", files["default"], PAIR_SCHEMA, len(pairs)),
+        "ledger": _dataset_info(stage, "ledger", files["ledger"], LEDGER_SCHEMA, len(ledger)),
+    }
+    metadata = front_matter(files, infos, len(pairs), identity, facts)
+    body = (
+        _environment()
+        .get_template("dataset.md.j2")
+        .render(
+            facts=facts,
+            files=files,
+            identity=identity,
+            infos=infos,
+            measured=measured,
+            noise=NOISE,
+            own_judge=identity["judge"] == identity["model"],
+        persona_hub=_from_persona_hub(identity["personas"]),
+            pictures=_draw(stage / "assets", pairs, measured, identity),
+            provenance=provenance,
+            reasons=REASONS,
+            samples=samples(pairs),
+            settings=list(_flat(identity)),
+            unit=UNITS.get(identity["judge_mode"]),
+            cautions=cautions(pairs, measured, identity),
+        )
+    )
+    dumped = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
+    card = f"---\n{dumped}---\n\n{BEGIN}\n{body.strip()}\n{END}\n"
+    (stage / "README.md").write_text(card, encoding="utf-8")
+
+
+def front_matter(
+    files: Mapping[str, Mapping[str, str]],
+    infos: Mapping[str, DatasetInfo],
+    rows: int,
+    identity: Mapping,
+    facts: Mapping,
+) -> dict[str, Any]:
+    """Return the card's metadata, as the Hub and `datasets` read it.
+
+    No licence is named: nobody has said yet what the licence of a model's own texts is. Files are
+    named one by one because `datasets` caches by this text: new rows need new words here.
+    """
+    base = _hub_ids(identity["model"])
+    described = DatasetCardData()
+    DatasetInfosDict(infos).to_dataset_card_data(described)
+    return {
+        "pretty_name": visible(f"SAO preference pairs by {facts['model_name']}", keep=""),
+        **({"language": list(facts["languages"])} if facts["languages"] else {}),
+        "tags": ["synthetic", "preference", "dpo", "distilabel", identity["method"], "selfsynth"],
+        "task_categories": ["text-generation", "reinforcement-learning"],
+        "size_categories": [size_category(rows)],
+        **({"base_model": base[0] if len(base) == 1 else base} if base else {}),
+        "configs": [
+            {
+                "config_name": config,
+                **({"default": True} if config == "default" else {}),
+                "data_files": [
+                    {"split": split, "path": f"data/{name}"} for split, name in named.items()
+                ],
+            }
+            for config, named in files.items()
+        ],
+        "dataset_info": described["dataset_info"],
+    }
+
+
+def size_category(rows: int) -> str:
+    """Return the Hub's name for a dataset of so many rows: `n<1K`, `1K<n<10K`, …"""
+    steps = [(10**3, "1K"), (10**4, "10K"), (10**5, "100K"), (10**6, "1M"), (10**7, "10M"),
+             (10**8, "100M"), (10**9, "1B"), (10**10, "10B"), (10**11, "100B"),
+             (10**12, "1T")]  # fmt: skip
+    if rows < 1000:
+        return "n<1K"
+    for (_, low), (bound, high) in zip(steps, steps[1:], strict=False):
+        if rows < bound:
+            return f"{low}<n<{high}"
+    return "n>1T"
+
+
+def cautions(pairs: Sequence[Mapping], measured: Mapping, identity: Mapping) -> list[str]:
+    """Return what a user should know before anything else, a sentence each; often nothing."""
+    found = []
+    asked, kept = measured["asked"], measured["kept"]
+    if kept < FEW_PAIRS:
+        found.append(
+            f"It holds {kept:,} {'pair' if kept == 1 else 'pairs'}: enough to try the tools, too "
+            "few to align a model (the paper trains on 10,000 and more)."
+        )
+    if kept < asked / 2:
+        reason, count = max(measured["dropped"].items(), key=lambda item: item[1])
+        found.append(
+            f"Of {asked:,} rows asked for, {asked - kept:,} were dropped, most of them "
+            f"({count:,}) with `{reason}`: what is left may be a one-sided choice."
+        )
+    if identity["labels"] != "self":
+        found.append(
+            f"The labels are a control (`{identity['labels']}`), not anyone's preference: train "
+            "on it only to compare."
+        )
+    elif any(row["judge_margin"] is None for row in pairs):
+        found.append(
+            "The judge's server gave no log-probabilities, so verdicts were read from its words: "
+            "pairs have no `judge_margin`, and a sure verdict looks like a guess."
+        )
+    first = measured["first_position_rate"]
+    if first and (first.low > 0.6 or first.high < 0.4):
+        found.append(
+            f"The judge favoured the response shown {'first' if first.low > 0.6 else 'second'} "
+            f"in {percent(max(first.value, 1 - first.value))} of its verdicts: it looks at the "
+            "place more than at the text."
+        )
+    if identity["judge_mode"] == "pairwise" and identity.get("judge_orders") == 1:
+        found.append(
+            "Every pair was judged in one order only (the paper's setting), so a liking for a "
+            "place is not cancelled."
+        )
+    agreement = measured["order_agreement"]
+    if agreement and agreement.value <= 0.5:
+        found.append(
+            "Asked in both orders, the judge named the same response in "
+            f"{percent(agreement.value)} of the rows; throwing a coin twice gives 50 %."
+        )
+    longer = measured["longer_wins_rate"]
+    if longer and longer.low > 0.6:
+        found.append(
+            f"The longer response was chosen in {percent(longer.value)} of the pairs: a model "
+            "trained on them learns length too."
+        )
+    margins = measured["margins"]
+    if margins and margins["noise_rate"].value >= 0.25:
+        found.append(
+            f"{percent(margins['noise_rate'].value)} of the margins are below {NOISE}, by which "
+            "the same verdict was seen to move when it was asked again."
+        )
+    return found
+
+
+def samples(pairs: Sequence[Mapping]) -> list[dict[str, Any]]:
+    """Return up to three pairs to show: smallest, median and largest margin.
+
+    Without margins they are the first three. Equal margins are ordered by id.
+    """
+    with_margin = sorted(
+        (row for row in pairs if row["judge_margin"] is not None),
+        key=lambda row: (row["judge_margin"], row["id"]),
+    )
+    if not with_margin:
+        return [{"name": "No margin", "row": row} for row in pairs[:3]]
+    last = len(with_margin) - 1
+    # A dictionary by place: with one or two pairs the same place comes up more than once.
+    places = {0: "Smallest margin", last: "Largest margin", last // 2: "Median margin"}
+    if last < 2:
+        places = {0: "Smallest margin", last: "Largest margin"} if last else {0: "The only margin"}
+    return [{"name": places[place], "row": with_margin[place]} for place in sorted(places)]
+
+
+# Text that comes from a model, a file or a command line, made safe to stand in the card.
+
+
+def visible(text: str, keep: str = "\n\t") -> str:
+    """Return text with every character that hides or reorders others spelt out, as ⟨U+202E⟩.
+
+    These are the controls but those in `keep`, the invisible and bidirectional format characters,
+    the separators that some readers take for a line's end, and halves of surrogate pairs. Joiners
+    stay where they join: in emoji and in scripts beyond ASCII. A text that spells one of our
+    markers gets its `<` spelt out too.
+    """
+    shown, before = [], ""
+    for letter in text:
+        joins = letter in "\u200c\u200d" and not before.isascii()
+        if (
+            unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+            and letter not in keep
+            and not joins
+        ):
+            shown.append(f"⟨U+{ord(letter):04X}⟩")
+        else:
+            shown.append(letter)
+        before = letter
+    return re.sub(r"<(?=!--\s*selfsynth)", "⟨U+003C⟩", "".join(shown), flags=re.IGNORECASE)
+
+
+def inline(value: object) -> str:
+    """Return a value as one piece of a line or a table cell, as code where code can hold it."""
+    text = visible(str(value), keep="").strip()
+    if not text:
+        return "(empty)"
+    if not re.search(r"[`|\\]", text):
+        return f"`{text}`"
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text)
+
+
+def fenced(text: str, language: str = "text") -> str:
+    """Return text as a code block whose fence is longer than any run of backticks in it."""
+    runs = re.findall("`+", text)
+    fence = "`" * max(3, 1 + max(map(len, runs), default=0))
+    return f"{fence}{language}\n{visible(text)}\n{fence}"
+
+
+def quoted(text: str) -> str:
+    """Return a text of the dataset as a code block, cut after `SAMPLE_CHARACTERS` characters."""
+    left_out = len(text) - SAMPLE_CHARACTERS
+    if left_out <= 0:
+        return fenced(text)
+    return f"{fenced(text[:SAMPLE_CHARACTERS] + ' …')}\n\n*({left_out:,} more characters)*"
+
+
+# Numbers as a card spells them.
+
+
+def percent(share: float) -> str:
+    """Spell a share in [0, 1] as a percentage."""
+    return f"{100 * share:.1f} %"
+
+
+def rate_cells(rate: Estimate | None) -> str:
+    """Return a rate as three cells of a table: value, interval, n."""
+    if rate is None:
+        return "nothing to count | | 0"
+    return f"{percent(rate.value)} | {100 * rate.low:.1f} to {percent(rate.high)} | {rate.n:,}"
+
+
+def mean_cells(mean: Estimate | None) -> str:
+    """Return a mean as three cells of a table: value, interval, n."""
+    if mean is None:
+        return "not counted | | 0"
+    return f"{mean.value:,.1f} | {mean.low:,.1f} to {mean.high:,.1f} | {mean.n:,}"
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "comma": lambda number: "–" if number is None else f"{number:,}",
+        "duration": duration,
+        "fenced": fenced,
+        "inline": inline,
+        "mean_cells": mean_cells,
+        "number": lambda number: f"{number:.3g}",
+        "percent": percent,
+        "quoted": quoted,
+        "rate_cells": rate_cells,
+        "text_of": text_of,
+    }
+    return environment
+
+
+def _dataset_info(
+    stage: Path, config: str, named: Mapping[str, str], schema: pa.Schema, rows: int
+) -> DatasetInfo:
+    """Return what `datasets` wants to know of a configuration, read off its files."""
+    splits, stored = {}, 0
+    for split, name in named.items():
+        path = stage / "data" / name
+        stored += path.stat().st_size
+        with pq.ParquetFile(path) as file:
+            size = sum(batch.nbytes for batch in file.iter_batches())
+            splits[split] = SplitInfo(split, num_bytes=size, num_examples=file.metadata.num_rows)
+    found = sum(split.num_examples for split in splits.values())
+    if found != rows:
+        raise ValueError(f"{config}: {found} rows in the files, {rows} given")
+    return DatasetInfo(
+        features=Features.from_arrow_schema(schema),
+        splits=SplitDict(splits),
+        download_size=stored,
+        dataset_size=sum(split.num_bytes for split in splits.values()),
+    )
+
+
+def _draw(
+    assets: Path, pairs: Sequence[Mapping], measured: Mapping, identity: Mapping
+) -> dict[str, bool | str]:
+    """Draw the pictures there are data for; the answer says which, and the unit of lengths."""
+    draw_ledger(assets / "ledger.png", measured["kept"], measured["dropped"])
+    margins = margins_of(pairs)
+    if margins:
+        draw_margins(assets / "margins.png", margins, UNITS[identity["judge_mode"]])
+    unit = "characters" if measured["lengths"]["tokens"]["missing"] else "tokens"
+    if pairs:
+        chosen, rejected = (
+            [
+                len(text_of(row[column])) if unit == "characters" else row[f"{column}_tokens"]
+                for row in pairs
+            ]
+            for column in ("chosen", "rejected")
+        )
+        draw_lengths(assets / "lengths.png", chosen, rejected, unit)
+    return {"margins": bool(margins), "lengths": unit if pairs else ""}
+
+
+def _flat(values: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield settings as (dotted name, text), nested ones after one another."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{name}.")
+            continue
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        left_out = len(text) - SETTING_CHARACTERS
+        if left_out > 0:
+            text = f"{text[:SETTING_CHARACTERS]} … ({left_out:,} more characters)"
+        yield name, text
+
+
+def _hub_ids(model: str) -> list[str]:
+    """Return the Hub ids in a model's name in rows: only there it has a commit behind it."""
+    parts = [re.fullmatch(r"([\w.-]+/[\w.-]+)@[0-9a-f]{40}(:.*)?", one) for one in model.split("+")]
+    return [part[1] for part in parts if part]
+
+
+def _from_persona_hub(origin: Mapping) -> bool:
+    name = origin.get("repo") or origin.get("name") or ""
+    return "personahub" in re.sub("[^a-z]", "", name.lower())

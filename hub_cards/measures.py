@@ -1,0 +1,152 @@
+"""The numbers on a dataset's card, computed from its rows alone.
+
+Nothing here knows how the rows came about, so the same numbers can be computed again from a
+published dataset and compared with its card.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from selfsynth.judge import read_text
+from selfsynth.schema import reason_counts
+from selfsynth.stats import Estimate, bootstrap_mean, paired_bootstrap, wilson
+
+NOISE = 0.04
+"""By so much the same verdict moved when llama.cpp answered it again in other company."""
+
+
+def measure(pairs: Sequence[Mapping], ledger: Sequence[Mapping], judge_mode: str) -> dict[str, Any]:
+    """Return the numbers of a dataset; a rate or a mean with nothing to observe is None.
+
+    Args:
+        pairs: rows of `selfsynth.schema.PAIR_SCHEMA`, of all splits.
+        ledger: rows of `selfsynth.schema.LEDGER_SCHEMA`.
+        judge_mode: how the judge was asked (`selfsynth.schema.JUDGE_MODES`).
+
+    Returns:
+        asked, kept: rows of the ledger, and those of them that are kept.
+        dropped: rows by reason, in the order of `selfsynth.schema.REASONS`.
+        repeated_prompt_rate, near_duplicate_rate: share of the rows with a prompt that left with
+            `prompt_repeated`, `prompt_near_duplicate`.
+        judged: rows of which the judge was asked.
+        judged_kept, tie_rate, unreadable_rate: shares of the judged rows that are kept, that left
+            with `verdict_tie`, and with `verdict_unreadable` or `verdict_missing`.
+        first_position_rate: share of the verdicts that favour the response shown first; None
+            unless pairwise. One row asked in two orders has two verdicts. A verdict that cannot
+            be read, or is exactly even, is not counted.
+        order_agreement: share of the rows with two such verdicts in which both name the same
+            response; None unless pairwise. A judge that looks at places only scores 0.
+        longer_wins_rate: share of the pairs in which the chosen response has more characters;
+            pairs of equal length are not counted.
+        lengths: by unit (`characters`, `tokens`) the means of `prompt` (characters only),
+            `chosen`, `rejected` and `gap`, the mean of chosen minus rejected over the same pairs;
+            and `missing`, the number of pairs left out because a count is missing.
+        margins: count `n`, `minimum`, `lower_quartile`, `median`, `upper_quartile`, `maximum` and
+            `noise_rate`, the share below `NOISE`; None when no pair has a margin.
+
+        Rates carry Wilson's interval, means the bootstrap's (the gap: over pairs).
+    """
+    dropped = reason_counts(ledger)
+    written = [row for row in ledger if (row["prompt"] or "").strip()]
+    judged = [row for row in ledger if row["verdicts"]]
+    places = [_places(row) for row in judged] if judge_mode == "pairwise" else []
+    return {
+        "asked": len(ledger),
+        "kept": sum(row["status"] == "kept" for row in ledger),
+        "dropped": dropped,
+        "repeated_prompt_rate": _rate(written, "prompt_repeated"),
+        "near_duplicate_rate": _rate(written, "prompt_near_duplicate"),
+        "judged": len(judged),
+        "judged_kept": _share(row["status"] == "kept" for row in judged),
+        "tie_rate": _rate(judged, "verdict_tie"),
+        "unreadable_rate": _rate(judged, "verdict_unreadable", "verdict_missing"),
+        "first_position_rate": _share(
+            place == 0 for row in places for place in row if place is not None
+        ),
+        "order_agreement": _share(
+            # The response shown first in one order is shown second in the other.
+            row[0] != row[1]
+            for row in places
+            if len(row) == 2 and None not in row
+        ),
+        "longer_wins_rate": _longer_wins(pairs),
+        "lengths": {"characters": _characters(pairs), "tokens": _tokens(pairs)},
+        "margins": _margins(pairs),
+    }
+
+
+def text_of(turns: Sequence[Mapping]) -> str:
+    """Return what the last turn of a prompt or a response says."""
+    return turns[-1]["content"]
+
+
+def margins_of(pairs: Sequence[Mapping]) -> list[float]:
+    """Return the judge's margins, without the missing ones."""
+    return [row["judge_margin"] for row in pairs if row["judge_margin"] is not None]
+
+
+def _share(hits) -> Estimate | None:  # noqa: ANN001 - an iterable of booleans
+    hits = list(hits)
+    return wilson(sum(hits), len(hits))
+
+
+def _rate(rows: Sequence[Mapping], *reasons: str) -> Estimate | None:
+    return _share(row["reason"] in reasons for row in rows)
+
+
+def _places(row: Mapping) -> list[int | None]:
+    """Return the place, 0 or 1, that the verdict of each order favours; None for none."""
+    places: list[int | None] = []
+    for score, verdict in zip_longest(row["scores"] or [], row["verdicts"] or []):
+        if score is not None:
+            places.append(None if score == 0 else int(score < 0))
+        else:
+            said = read_text("pairwise", verdict)
+            places.append(None if said is None else int(said) - 1)
+    return places
+
+
+def _longer_wins(pairs: Sequence[Mapping]) -> Estimate | None:
+    gaps = [len(text_of(row["chosen"])) - len(text_of(row["rejected"])) for row in pairs]
+    return _share(gap > 0 for gap in gaps if gap)
+
+
+def _characters(pairs: Sequence[Mapping]) -> dict[str, Any]:
+    prompt, chosen, rejected = (
+        [len(text_of(row[column])) for row in pairs] for column in ("prompt", "chosen", "rejected")
+    )
+    return {"prompt": bootstrap_mean(prompt), **_both(chosen, rejected), "missing": 0}
+
+
+def _tokens(pairs: Sequence[Mapping]) -> dict[str, Any]:
+    counted = [
+        (row["chosen_tokens"], row["rejected_tokens"])
+        for row in pairs
+        if row["chosen_tokens"] is not None and row["rejected_tokens"] is not None
+    ]
+    chosen, rejected = zip(*counted, strict=True) if counted else ((), ())
+    return {"prompt": None, **_both(chosen, rejected), "missing": len(pairs) - len(counted)}
+
+
+def _both(chosen: Sequence[int], rejected: Sequence[int]) -> dict[str, Estimate | None]:
+    return {
+        "chosen": bootstrap_mean(chosen),
+        "rejected": bootstrap_mean(rejected),
+        "gap": paired_bootstrap(chosen, rejected),
+    }
+
+
+def _margins(pairs: Sequence[Mapping]) -> dict[str, Any] | None:
+    margins = margins_of(pairs)
+    if not margins:
+        return None
+    names = ("minimum", "lower_quartile", "median", "upper_quartile", "maximum")
+    quartiles = np.quantile(margins, (0, 0.25, 0.5, 0.75, 1))
+    return {
+        "n": len(margins),
+        **{name: float(value) for name, value in zip(names, quartiles, strict=True)},
+        "noise_rate": _share(margin < NOISE for margin in margins),
+    }

@@ -1,0 +1,1 @@
+"""Pipelines make preference data: one file a method, shared steps beside them."""

@@ -1,0 +1,195 @@
+"""distilabel, as our pipelines use it: one LLM class, one kind of task, one way to run.
+
+distilabel declares the steps, moves the rows and runs every step in a process of its own. It
+does not talk to models and remembers nothing: requests go to the command's own process (see
+`selfsynth.serving.broker`), and what was answered is in the run's store.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+import time
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import datasets
+from pydantic import PrivateAttr
+from pydantic.warnings import UnsupportedFieldAttributeWarning
+
+# distilabel is written for an older pydantic, which did not mind its field declarations; every
+# subclass of its steps would warn again.
+warnings.filterwarnings("ignore", category=UnsupportedFieldAttributeWarning)
+
+from distilabel.models.llms import LLM  # noqa: E402
+from distilabel.pipeline import Pipeline  # noqa: E402
+from distilabel.steps import GeneratorStep, Step, StepInput  # noqa: E402
+from distilabel.steps.tasks import Task  # noqa: E402
+from distilabel.typing import GeneratorStepOutput, StepOutput  # noqa: E402
+
+from selfsynth.processes import end_with_parent  # noqa: E402
+from selfsynth.serving import Completion, Request, Worker  # noqa: E402
+
+__all__ = [
+    "BATCH",
+    "Ask",
+    "GeneratorStep",
+    "GeneratorStepOutput",
+    "Pipeline",
+    "ServedLLM",
+    "Step",
+    "StepInput",
+    "StepOutput",
+    "end",
+    "read_rows",
+    "start",
+]
+
+BATCH = 500
+"""Rows a batch: distilabel spends about 0.1 s on each, and a step waits for a batch's last answer
+while the other steps go on."""
+
+
+class ServedLLM(LLM):
+    """A served model, as a distilabel LLM.
+
+    Its inputs are lists of requests, a list for every row, and its one generation a row is the
+    list of their completions.
+
+    Attributes:
+        socket: where the command's own process takes requests.
+        client: which of its models is asked (`model` or `judge`).
+        model: the model's name in rows.
+    """
+
+    socket: str
+    client: str
+    model: str
+    _worker: Worker = PrivateAttr(None)
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in rows."""
+        return self.model
+
+    def load(self) -> None:
+        """Connect; distilabel calls it in the step's own process."""
+        super().load()
+        self._worker = Worker(Path(self.socket))
+
+    def unload(self) -> None:
+        """Close the connection."""
+        if self._worker:
+            self._worker.close()
+
+    def generate(
+        self, inputs: list[list[Request]], num_generations: int = 1, role: str = ""
+    ) -> list[dict[str, Any]]:
+        """Answer the requests of many rows; `role` names the stage in the progress line."""
+        answers = self._worker.complete(self.client, role, inputs)
+        return [{"generations": [row], "statistics": {}} for row in answers]
+
+
+class Ask(Task):
+    """A task that sends any number of requests a row, each by itself.
+
+    Rows that have a `reason` already go through untouched. Nothing is caught here: a fault shows
+    as rows of None, which end the run.
+    """
+
+    role: str
+
+    @abstractmethod
+    def format_input(self, input: dict[str, Any]) -> list[Request]:
+        """Return the requests of a row."""
+
+    @abstractmethod
+    def format_output(self, output: list[Completion], input: dict[str, Any]) -> dict[str, Any]:
+        """Return the columns that the answers to a row's requests give it."""
+
+    def process(self, inputs: StepInput) -> StepOutput:
+        """Ask for a batch of rows."""
+        asked = [[] if row["reason"] else self.format_input(row) for row in inputs]
+        outputs = self.llm.generate(asked, role=self.role)
+        yield [
+            row if row["reason"] else row | self.format_output(output["generations"][0], row)
+            for row, output in zip(inputs, outputs, strict=True)
+        ]
+
+
+def start(declare: Callable[[], Pipeline], result: Path, log: Path) -> multiprocessing.Process:
+    """Start a pipeline in a process of its own, and return that process.
+
+    The pipeline's last step yields rows with the one column `row`, a JSON text: distilabel
+    guesses column types batch by batch, and a column that is null in one batch and not in the
+    next breaks it. When the process ends with status 0, `result` holds all rows as JSON lines.
+
+    Args:
+        declare: returns the pipeline; called in the new process.
+        log: the file that everything the pipeline prints is appended to.
+    """
+    parent = os.getpid()
+    # fork, also where it is not Python's default: distilabel's step processes need it.
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=_run, args=(parent, declare, result, log), name="pipeline")
+    process.start()
+    return process
+
+
+def _run(parent: int, declare: Callable[[], Pipeline], result: Path, log: Path) -> None:
+    os.setsid()  # Ctrl-C at the terminal is for the command alone; it ends this group
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    end_with_parent(parent)
+    # Every process that distilabel forks from here ends with this one.
+    os.register_at_fork(after_in_child=end_with_parent)
+    multiprocessing.set_start_method("fork", force=True)
+    with tempfile.TemporaryDirectory(prefix="selfsynth-") as folder:
+        datasets.config.HF_DATASETS_CACHE = Path(folder) / "datasets"
+        datasets.disable_progress_bars()
+        pipeline = declare()
+        pipeline._cache_dir = Path(folder) / "distilabel"
+        threading.Thread(target=_watch_workers, args=(pipeline,), daemon=True).start()
+        rows = pipeline.run(use_cache=False)["default"]["train"]["row"]
+        if None in rows:
+            raise RuntimeError("a step failed and left rows of None: see the traceback above")
+        part = result.with_suffix(".part")
+        part.write_text("".join(row + "\n" for row in rows), encoding="utf-8")
+        os.replace(part, result)
+
+
+def _watch_workers(pipeline: Pipeline) -> None:
+    """End this process when a step's process dies: distilabel would wait for it for ever."""
+    while not (getattr(pipeline, "_pool", None) and getattr(pipeline, "_manager", None)):
+        time.sleep(0.1)
+    workers = {worker.pid for worker in pipeline._pool._pool}
+    manager = pipeline._manager._process
+    while pipeline._pool._state == "RUN":
+        alive = {worker.pid for worker in pipeline._pool._pool if worker.exitcode is None}
+        if (not workers <= alive or not manager.is_alive()) and pipeline._pool._state == "RUN":
+            print("a worker process died", flush=True)
+            os._exit(1)
+        time.sleep(0.5)
+
+
+def end(process: multiprocessing.Process) -> None:
+    """End a pipeline with all its processes, at once."""
+    if process.is_alive():
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()  # should it not have become a group of its own yet
+    process.join()
+
+
+def read_rows(result: Path) -> list[dict[str, Any]]:
+    """Return the rows of a finished pipeline."""
+    with result.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]

@@ -1,0 +1,264 @@
+"""What every method that asks models for data shares: serve them, ask for all rows, finish.
+
+A method declares its steps (see `pipelines.distilabel_steps`). This module serves the models it
+asks, runs the steps against them, and turns their rows into a finished run folder.
+"""
+
+import asyncio
+import json
+import multiprocessing
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hub_cards import write_dataset_card
+from pipelines.distilabel_steps import Pipeline, end, read_rows, start
+from selfsynth import provenance
+from selfsynth.errors import SelfsynthError
+from selfsynth.progress import Progress, duration, say
+from selfsynth.runs import RunFolder, write_data
+from selfsynth.schema import check_dataset, reason_counts
+from selfsynth.serving import Broker, Client, Endpoint, Model, Store, listen, serve
+from selfsynth.serving.broker import Done
+from selfsynth.serving.client import PROBE
+from selfsynth.serving.store import key_of
+
+SLOTS = 8  # requests that the embedded engine answers side by side, and so our cap for it
+CONCURRENCY = 16  # the cap on requests in flight otherwise
+SPACE_A_ROW = 40_000  # bytes on disk for a persona: its requests and answers, stored and published
+
+
+@dataclass(frozen=True)
+class Served:
+    """The models of a run, served and checked.
+
+    Attributes:
+        model, judge: the endpoints, one and the same when a model judges itself.
+        judge_logprobs: whether the judge's server gives log-probabilities.
+        concurrency: the cap on requests in flight, over both.
+    """
+
+    run: RunFolder
+    store: Store
+    model: Endpoint
+    judge: Endpoint
+    judge_logprobs: bool
+    concurrency: int
+
+    def ask(
+        self, declare: Callable[[Path], Pipeline], rows: int, requests: Mapping[str, int]
+    ) -> tuple[list[dict[str, Any]], dict[str, Done]]:
+        """Run a pipeline against the models.
+
+        Args:
+            declare: returns the pipeline, given the socket that its LLMs connect to.
+            rows: how many rows will come through.
+            requests: requests a row by role, in the order of the stages.
+
+        Returns:
+            The rows of the last step, and what was done in each role.
+
+        Raises:
+            SelfsynthError: the pipeline, an engine or a server failed for good.
+        """
+        with tempfile.TemporaryDirectory(prefix="selfsynth-") as folder:
+            path, result = Path(folder) / "broker", Path(folder) / "rows.jsonl"
+            with listen(path) as listener:
+                process = start(lambda: declare(path), result, self.run.log)
+                try:
+                    done = asyncio.run(self._answer(listener, process, rows, requests))
+                finally:
+                    end(process)
+            return read_rows(result), done
+
+    async def _answer(
+        self,
+        listener: socket.socket,
+        process: multiprocessing.Process,
+        rows: int,
+        requests: Mapping[str, int],
+    ) -> dict[str, Done]:
+        """Answer the pipeline's requests until it ends."""
+        limit, began = asyncio.Semaphore(self.concurrency), time.monotonic()
+        async with AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(Client(endpoint, self.store, limit))
+                for endpoint in dict.fromkeys((self.model, self.judge))
+            ]
+            broker = Broker(listener, {"model": clients[0], "judge": clients[-1]})
+            await stack.enter_async_context(broker)
+
+            def state() -> str:
+                return _state(broker.roles, clients, rows, requests, time.monotonic() - began)
+
+            with Progress(state) as progress:
+                while process.is_alive() and not broker.failure:
+                    await asyncio.sleep(0.1)
+                    progress.tick()
+                    self.run.note_seconds(time.monotonic() - began)
+                    self.model.check_running()
+                    self.judge.check_running()
+        if broker.failure:
+            raise broker.failure
+        if process.exitcode:
+            raise SelfsynthError(
+                f"the pipeline ended with status {process.exitcode}: see {self.run.log}; "
+                "the same command goes on where it ended"
+            )
+        sent = sum(client.usage.sent for client in clients)
+        again = sum(client.usage.failed_tries for client in clients)
+        say(
+            f"{sent:,} requests sent in {duration(time.monotonic() - began)}, "
+            f"{again:,} of them failed and were asked again"
+        )
+        return broker.roles
+
+
+def _state(
+    roles: Mapping[str, Done],
+    clients: Sequence[Client],
+    rows: int,
+    requests: Mapping[str, int],
+    seconds: float,
+) -> str:
+    done = {role: roles[role].rows if role in roles else 0 for role in requests}
+    tokens = sum(client.usage.completion_tokens for client in clients)
+    parts = [f"{role} {count:,}/{rows:,}" for role, count in done.items()]
+    parts.append(f"{min(done.values()) / seconds:.1f} rows/s")
+    parts.append(f"{tokens / seconds:.0f} tokens/s")
+    share = sum(count * requests[role] for role, count in done.items())
+    share /= rows * sum(requests.values())
+    if share:
+        parts.append(f"{duration(seconds / share - seconds)} left")
+    return " · ".join(parts)
+
+
+@contextmanager
+def served(
+    run: RunFolder, store: Store, model: Model, judge: Model, concurrency: int | None, context: int
+) -> Iterator[Served]:
+    """Serve the models of a run for as long as the context lasts, and check that they answer.
+
+    Args:
+        judge: the very same object as `model` when it judges itself.
+        concurrency: the cap on requests in flight; None takes 8 for a GGUF and 16 for others.
+        context: tokens a request needs at most, prompt and answer together.
+
+    Raises:
+        SelfsynthError: an engine does not start, or a server is down, refuses the key or does not
+            know the model.
+    """
+    if concurrency is None:
+        concurrency = SLOTS if model.gguf else CONCURRENCY
+    with ExitStack() as stack:
+        endpoints = [
+            stack.enter_context(serve(one, min(concurrency, 64), context, run.log))
+            for one in ([model] if judge is model else [model, judge])
+        ]
+        probes = asyncio.run(_probe(endpoints, store))
+        # A server at a URL has the last word on which model it is.
+        endpoints = [
+            replace(endpoint, model=probe.model or endpoint.model) if one.urls else endpoint
+            for one, endpoint, probe in zip((model, judge), endpoints, probes, strict=False)
+        ]
+        logprobs = probes[-1].top_logprobs is not None
+        yield Served(run, store, endpoints[0], endpoints[-1], logprobs, concurrency)
+
+
+async def _probe(endpoints: Sequence[Endpoint], store: Store) -> list:
+    answers = []
+    for endpoint in endpoints:
+        async with Client(endpoint, store, asyncio.Semaphore(1)) as client:
+            answers.append(await client.probe())
+    return answers
+
+
+def model_name(model: Model, store: Store) -> str | None:
+    """Return a model's name in rows before it is served, None when only its server knows it."""
+    if not model.urls:
+        return model.model
+    key = key_of(model.fingerprint, PROBE)
+    stored = store.get([key]).get(key)
+    return stored and (stored.model or model.model)
+
+
+def check_space(folder: Path, rows: int) -> None:
+    """Raise SelfsynthError when the disk has no room for so many rows."""
+    needed, free = rows * SPACE_A_ROW, shutil.disk_usage(folder).free
+    if free < needed:
+        raise SelfsynthError(
+            f"{folder} has {free / 1e6:.0f} MB free, {rows:,} rows need about {needed / 1e6:.0f} MB"
+        )
+
+
+def counts_of(pairs: Sequence[Mapping], ledger: Sequence[Mapping]) -> dict[str, Any]:
+    """Count the rows: asked for, kept, and dropped by reason."""
+    return {"asked": len(ledger), "kept": len(pairs), "dropped": reason_counts(ledger)}
+
+
+def finish(
+    run: RunFolder,
+    pairs: Sequence[Mapping],
+    ledger: Sequence[Mapping],
+    facts: Mapping[str, Any],
+    **origin: Any,
+) -> None:
+    """Write the dataset, its card and its provenance, and move them into place.
+
+    Args:
+        facts: what the card says of models, judge and languages (see `hub_cards`).
+        origin: the arguments of `selfsynth.provenance.build`, but the counts.
+
+    Raises:
+        SelfsynthError: rows and ledger do not agree (a fault of ours), or nothing was kept; the
+            ledger is then in the run's `requests` folder.
+    """
+    counts = counts_of(pairs, ledger)
+    if problems := check_dataset(pairs, ledger):
+        path = run.write_ledger(ledger)
+        raise SelfsynthError(f"the dataset is not sound: {problems[0]}; the ledger is in {path}")
+    if not pairs:
+        path = run.write_ledger(ledger)
+        raise SelfsynthError(f"nothing was kept: {summary(counts)}; the ledger is in {path}")
+    stage = run.stage()
+    files = write_data(stage / "data", pairs, ledger)
+    made = provenance.build(counts=counts, **origin)
+    text = json.dumps(made, indent=2, ensure_ascii=False) + "\n"
+    (stage / "provenance.json").write_text(text, encoding="utf-8")
+    write_dataset_card(stage, pairs, ledger, made, files, facts)
+    run.finish(stage)
+
+
+def tokens_of(roles: Mapping[str, Done]) -> dict[str, dict[str, int]]:
+    """Return the answers used and their tokens by role, as provenance keeps them."""
+    return {
+        role: {name: count for name, count in asdict(done).items() if name != "rows"}
+        for role, done in roles.items()
+    }
+
+
+def summary(counts: Mapping[str, Any]) -> str:
+    """Spell counts in one line: asked for = kept + dropped by reason."""
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in counts["dropped"].items())
+    total = sum(counts["dropped"].values())
+    line = f"{counts['asked']:,} asked for = {counts['kept']:,} kept + {total:,} dropped"
+    return f"{line} ({dropped})" if dropped else line
+
+
+def tell(run: RunFolder, counts: Mapping[str, Any]) -> None:
+    """Say on the terminal what the run folder holds and what to do with it."""
+    say("")
+    say(summary(counts))
+    say(f"dataset  {run.path}")
+    say(f"card     {run.card}")
+    say("")
+    say("load it:")
+    say("  from datasets import load_dataset")
+    say(f'  pairs = load_dataset("{run.path}")')
+    say(f'  ledger = load_dataset("{run.path}", "ledger")')

@@ -1,0 +1,75 @@
+"""Errors are one line for the user, and an exit status for the shell.
+
+Exit statuses of every command: 0 done, 1 failed, 2 bad usage, 3 gate not passed, 4 not enough
+data to tell, 130 stopped by the user.
+"""
+
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+
+import click
+import typer
+
+
+class SelfsynthError(Exception):
+    """Something failed; the message says what, where, and what to do, in one line."""
+
+    exit_status = 1
+
+
+class UsageError(SelfsynthError):
+    """The command was asked for something it cannot mean."""
+
+    exit_status = 2
+
+
+class Stopped(SelfsynthError):
+    """The user stopped the command (Ctrl-C or SIGTERM)."""
+
+    exit_status = 130
+
+
+def command(app: typer.Typer) -> Callable[[], None]:
+    """Return `app` as a function that ends the process by the rules above.
+
+    Errors of this project, of the command line and of the operating system become one line on
+    stderr. Anything else is a fault of ours and is said to be one. `--debug` anywhere on the
+    command line shows the traceback instead of hiding it.
+    """
+
+    def main() -> None:
+        # SIGTERM is a wish to stop like Ctrl-C, and takes the same way out.
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+        try:
+            app(standalone_mode=False)
+        except BaseException as error:
+            status = report(error)
+            if status and "--debug" in sys.argv and not isinstance(error, SystemExit):
+                traceback.print_exc()
+            sys.exit(status)
+
+    return main
+
+
+def report(error: BaseException) -> int:
+    """Print `error` as one line on stderr and return the exit status that goes with it."""
+    match error:
+        case SystemExit():
+            return error.code if isinstance(error.code, int) else int(error.code is not None)
+        case click.exceptions.Exit():
+            return error.exit_code
+        case KeyboardInterrupt() | click.exceptions.Abort():
+            line, status = "stopped", Stopped.exit_status
+        case SelfsynthError():
+            line, status = str(error), error.exit_status
+        case click.ClickException():
+            line, status = error.format_message(), UsageError.exit_status
+        case OSError():
+            line, status = str(error), 1
+        case _:
+            line = f"{type(error).__name__}: {error} (a fault of selfsynth; --debug shows where)"
+            status = 1
+    print("error: " + " ".join(line.split()), file=sys.stderr)
+    return status

@@ -1,0 +1,117 @@
+"""Where a dataset, a model or a report comes from: the same keys in all three.
+
+`provenance.json` is published, so it holds no secret, no path and no host name.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import selfsynth
+
+LIBRARIES = ("datasets", "huggingface_hub", "distilabel", "transformers", "trl", "xllamacpp")
+
+
+def build(
+    identity: Mapping,
+    seeds: Mapping,
+    engines: Mapping[str, str],
+    counts: Mapping,
+    tokens: Mapping,
+    seconds: float,
+    command: Sequence[str],
+    parents: Sequence[Mapping] = (),
+) -> dict:
+    """Return the provenance of something a command made.
+
+    Args:
+        identity: everything that decides what is asked (see `differences`).
+        seeds: where the seeds come from.
+        engines: for every model the software that served it.
+        counts: rows asked for, kept, and dropped by reason.
+        tokens: prompt and completion tokens by role.
+        seconds: wall time of all commands that worked on it.
+        command: `sys.argv`; paths and URLs in it are cut here.
+        parents: what it was made from, each with `repo` and `commit`.
+    """
+    return {
+        "selfsynth": {"version": selfsynth.__version__, "commit": commit()},
+        "identity": dict(identity),
+        "seeds": dict(seeds),
+        "engines": dict(engines),
+        "libraries": libraries(),
+        "parents": [dict(parent) for parent in parents],
+        "counts": dict(counts),
+        "tokens": dict(tokens),
+        "wall_seconds": round(seconds, 1),
+        "command": cut(command),
+    }
+
+
+def differences(old: Mapping, new: Mapping) -> list[str]:
+    """Name the keys in which two identities differ, each with both values."""
+    return [
+        f"{key}: {old.get(key, 'none')!r} there, {new.get(key, 'none')!r} here"
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key) != new.get(key)
+    ]
+
+
+def commit() -> str | None:
+    """Return the commit of a selfsynth checkout, `-dirty` added when files were changed."""
+    root = Path(selfsynth.__file__).parent.parent
+    if not (root / ".git").exists():
+        return None
+    git = ["git", "-C", str(root)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+        status = subprocess.run(
+            [*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True
+        )
+    except OSError:  # no git here
+        return None
+    if head.returncode or status.returncode:
+        return None
+    return head.stdout.strip() + ("-dirty" if status.stdout.strip() else "")
+
+
+def libraries() -> dict[str, str]:
+    """Return the versions of the libraries that shape results, where they are installed."""
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def cut(command: Sequence[str]) -> str:
+    """Return a command line with paths cut to their last part and URLs to `<url>`.
+
+    Hub ids (`NAME/REPOSITORY`) stay: they are public names, and nothing on this disk.
+    """
+    words = [_cut_word(word) for word in command]
+    # A path that does not exist yet can look like a Hub id: after these options it never is one.
+    for place, word in enumerate(words[:-1]):
+        if word in ("--output-dir", "--config", "--reuse"):
+            words[place + 1] = os.path.basename(words[place + 1].rstrip("/"))
+    return shlex.join(words)
+
+
+def _cut_word(word: str) -> str:
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    value = re.sub(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s,]+", "<url>", value)
+    return option + equals + "+".join(_cut_path(part) for part in value.split("+"))
+
+
+def _cut_path(text: str) -> str:
+    on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?(:[\w./-]+)?", text)
+    is_path = os.sep in text and (
+        text.startswith(("/", "./", "../", "~")) or os.path.exists(text) or not on_hub
+    )
+    return os.path.basename(text.rstrip("/")) if is_path else text

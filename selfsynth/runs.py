@@ -1,0 +1,189 @@
+"""A run folder: what a command makes, and what it goes on from after a kill.
+
+config.yaml          the command and the run's identity (never published)
+run.log              what engines and workers printed (never published)
+requests/            the store of answers, and the ledger of an unfinished run (never published)
+data/                parquet files, each named by its SHA-256
+assets/              pictures of the card
+provenance.json
+README.md            the card; with it, and only with it, the dataset is finished
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from selfsynth.errors import SelfsynthError, UsageError
+from selfsynth.provenance import differences
+from selfsynth.schema import LEDGER_SCHEMA, PAIR_SCHEMA, split_of
+
+
+class RunFolder:
+    """A locked run folder; use it as a context manager.
+
+    `seconds` is the time that all commands together have worked on it.
+
+    Raises:
+        SelfsynthError: another command holds the folder, or it cannot be written.
+        UsageError: the path is not a folder, or a folder that is no run.
+    """
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self.requests = self.path / "requests"
+        self.store = self.requests / "store.sqlite"
+        self.log = self.path / "run.log"
+        self.card = self.path / "README.md"
+        self.provenance = self.path / "provenance.json"
+
+    def __enter__(self) -> "RunFolder":
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"{self.path} is not a folder")
+        if self.path.is_dir() and any(self.path.iterdir()) and not self.requests.is_dir():
+            raise UsageError(f"{self.path} holds other things: name a new folder")
+        try:
+            self.requests.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.requests / "lock").open("w")
+            # A POSIX record lock belongs to this process alone: children do not inherit it.
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SelfsynthError(f"another command is at work in {self.path}") from None
+        except OSError as error:
+            raise SelfsynthError(f"{self.path} cannot be written: {error.strerror}") from None
+        self.seconds = self._before = _seconds_so_far(self._time)
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._lock.close()
+
+    def complete(self) -> dict | None:
+        """Return the counts of a finished dataset, None when there is something left to ask.
+
+        Rows whose requests failed are something left: the same command asks them again.
+        """
+        if not self.card.exists():
+            return None
+        counts = json.loads(self.provenance.read_text(encoding="utf-8"))["counts"]
+        return None if counts["dropped"].get("request_failed") else counts
+
+    def check_identity(self, identity: Mapping) -> None:
+        """Refuse a folder that was made with another identity.
+
+        Raises:
+            UsageError: it was; the message names every difference.
+        """
+        config = self.path / "config.yaml"
+        if not config.exists():
+            return
+        try:
+            old = yaml.safe_load(config.read_text())["identity"]
+        except (yaml.YAMLError, KeyError, TypeError) as error:
+            raise SelfsynthError(f"{config} cannot be read ({type(error).__name__})") from None
+        if found := differences(old, identity):
+            raise UsageError(
+                f"{self.path} was made with other settings ({'; '.join(found)}): "
+                "name another --output-dir"
+            )
+
+    def write_config(self, identity: Mapping, command: Iterable[str]) -> None:
+        """Write `config.yaml`: this run's identity, and the command as it was typed."""
+        text = yaml.safe_dump(
+            {"command": list(command), "identity": dict(identity)},
+            sort_keys=False,
+            allow_unicode=True,
+        )
+        _replace(self.path / "config.yaml", text)
+
+    def note_seconds(self, seconds: float) -> None:
+        """Note, once a second, for how long this command has worked: a kill must not lose it."""
+        if self._before + seconds >= self.seconds + 1:
+            self.seconds = self._before + seconds
+            _replace(self._time, f"{self.seconds:.1f}")
+
+    def write_ledger(self, ledger: Iterable[Mapping]) -> Path:
+        """Write the ledger of a run that ends without a dataset."""
+        path = self.requests / "ledger.parquet"
+        part = path.with_suffix(".part")
+        pq.write_table(pa.Table.from_pylist(list(ledger), LEDGER_SCHEMA), part)
+        os.replace(part, path)
+        return path
+
+    def stage(self) -> Path:
+        """Return an empty folder in which the parts of a finished dataset are made."""
+        stage = self.path / ".new"
+        shutil.rmtree(stage, ignore_errors=True)
+        (stage / "assets").mkdir(parents=True)
+        (stage / "data").mkdir()
+        return stage
+
+    def finish(self, stage: Path) -> None:
+        """Move what was staged into place: data, assets, provenance, and the card last."""
+        self.card.unlink(missing_ok=True)
+        for name in ("data", "assets"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+            os.rename(stage / name, self.path / name)
+        os.replace(stage / "provenance.json", self.provenance)
+        os.replace(stage / "README.md", self.card)
+        shutil.rmtree(stage)
+        (self.requests / "ledger.parquet").unlink(missing_ok=True)
+
+    @property
+    def _time(self) -> Path:
+        return self.requests / "seconds"
+
+
+def write_data(
+    folder: Path, pairs: Iterable[Mapping], ledger: Iterable[Mapping]
+) -> dict[str, dict[str, str]]:
+    """Write pairs and ledger as parquet files that carry their SHA-256 in their names.
+
+    A split without rows is not written: one empty parquet makes the whole folder unloadable.
+
+    Returns:
+        File names by configuration and split, as the card names them.
+    """
+    tables = {"default": {}, "ledger": {"train": pa.Table.from_pylist(list(ledger), LEDGER_SCHEMA)}}
+    splits: dict[str, list] = {"train": [], "test": []}
+    for row in pairs:
+        splits[split_of(row["prompt"][-1]["content"])].append(row)
+    for split, rows in splits.items():
+        if rows:
+            tables["default"][split] = pa.Table.from_pylist(rows, PAIR_SCHEMA)
+    return {
+        config: {
+            split: _write_parquet(folder, split if config == "default" else config, table)
+            for split, table in named.items()
+        }
+        for config, named in tables.items()
+    }
+
+
+def _write_parquet(folder: Path, stem: str, table: pa.Table) -> str:
+    part = folder / f"{stem}.part"
+    pq.write_table(table, part, compression="zstd")
+    with part.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    name = f"{stem}-{digest[:8]}.parquet"
+    part.rename(folder / name)
+    return name
+
+
+def _replace(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def _seconds_so_far(path: Path) -> float:
+    with suppress(OSError, ValueError):
+        return float(path.read_text())
+    return 0.0

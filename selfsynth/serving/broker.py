@@ -1,0 +1,128 @@
+"""The client for many processes: one cap, one store and one count of failures for all of them.
+
+A pipeline works in several processes. They send their requests to the command's own process
+over a socket, a batch at a time, and get the answers back; only that process talks to servers
+and writes to the store.
+"""
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from selfsynth.serving.client import Client
+from selfsynth.serving.store import Completion, Request
+
+_HEAD = struct.Struct("!Q")
+
+
+@dataclass
+class Done:
+    """What was done in one role: rows, and the answers they used with their tokens."""
+
+    rows: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, answers: list[Completion]) -> None:
+        """Add a row with its answers; failures are no answers."""
+        self.rows += 1
+        for answer in answers:
+            if answer.failure is None:
+                self.requests += 1
+                self.prompt_tokens += answer.prompt_tokens or 0
+                self.completion_tokens += answer.completion_tokens or 0
+
+
+def listen(path: Path) -> socket.socket:
+    """Return a listening Unix socket; workers can be started before anyone answers."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(64)
+    return listener
+
+
+class Broker:
+    """Answers the requests that come in over a Unix socket.
+
+    Attributes:
+        clients: the clients by name (`model`, `judge`).
+        roles: for every role (`prompt`, `response`, …) what was done.
+        failure: set when no request can be answered any more.
+    """
+
+    def __init__(self, listener: socket.socket, clients: Mapping[str, Client]):
+        self.clients = clients
+        self.roles: dict[str, Done] = {}
+        self.failure: Exception | None = None
+        self._listener = listener
+
+    async def __aenter__(self) -> "Broker":
+        self._server = await asyncio.start_unix_server(self._talk, sock=self._listener)
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self._server.close()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                (size,) = _HEAD.unpack(await reader.readexactly(_HEAD.size))
+                call = json.loads(await reader.readexactly(size))
+                rows = [[Request(*request) for request in row] for row in call["rows"]]
+                client = self.clients[call["client"]]
+                answers = await asyncio.gather(
+                    *(self._row(client, call["role"], requests) for requests in rows)
+                )
+                reply = json.dumps(answers).encode()
+                writer.write(_HEAD.pack(len(reply)) + reply)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the worker is done, or gone: its parent process sees which
+        except Exception as error:
+            self.failure = self.failure or error
+        finally:
+            writer.close()
+
+    async def _row(self, client: Client, role: str, requests: list[Request]) -> list[Completion]:
+        answers = await client.complete(requests) if requests else []
+        self.roles.setdefault(role, Done()).add(answers)
+        return answers
+
+
+class Worker:
+    """A worker process's connection to the broker.
+
+    Raises:
+        ConnectionError: the command is gone.
+    """
+
+    def __init__(self, path: Path):
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(path))
+
+    def complete(self, client: str, role: str, rows: list[list[Request]]) -> list[list[Completion]]:
+        """Answer the requests of many rows; a row may have none."""
+        call = json.dumps({"client": client, "role": role, "rows": rows}).encode()
+        self._socket.sendall(_HEAD.pack(len(call)) + call)
+        (size,) = _HEAD.unpack(self._receive(_HEAD.size))
+        reply = json.loads(self._receive(size))
+        return [[Completion(*answer) for answer in row] for row in reply]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def _receive(self, size: int) -> bytes:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            got = self._socket.recv_into(view)
+            if not got:
+                raise ConnectionError("the command has closed the connection")
+            view = view[got:]
+        return bytes(data)

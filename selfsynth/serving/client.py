@@ -1,0 +1,356 @@
+"""The client: asks an endpoint, many requests at a time, and pays for none of them twice.
+
+Every request is looked up in the store first. What is sent is tried up to ten times when the
+server is busy, breaks off or answers nonsense, and the answer is on disk before it is used.
+"""
+
+import asyncio
+import json
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+
+import aiohttp
+
+from selfsynth.errors import SelfsynthError
+from selfsynth.serving.endpoint import Endpoint
+from selfsynth.serving.store import Completion, Request, Store, key_of
+
+TRIES = 10
+TIMEOUT = 600.0  # seconds for one try, from connecting to the last byte
+FAILURES_IN_A_ROW = 20
+_LONGEST_ANSWER = 8_000_000  # bytes
+_LONGEST_WAIT = 60.0  # seconds between two tries
+_GROUP = 0.003  # seconds in which answers are gathered for one write to disk
+
+PROBE = Request(
+    messages=[{"role": "user", "content": "Answer with the digit 1 and nothing else."}],
+    max_tokens=1,
+    temperature=0.0,
+    top_p=1.0,
+    seed=0,
+    top_logprobs=20,
+)
+"""The first request to every endpoint. Its answer shows that key, model name and URL are right,
+under which name the model answers, and whether it gives logprobs."""
+
+
+class Retry(Exception):
+    """A try that failed and may succeed next time; `after` is the server's own wish, in seconds."""
+
+    def __init__(self, what: str, after: float | None = None):
+        super().__init__(what)
+        self.after = after
+
+
+class Rejected(Exception):
+    """A request that the server will never answer; `failure` is the reason in the ledger."""
+
+    def __init__(self, failure: str, what: str):
+        super().__init__(what)
+        self.failure = failure
+
+
+@dataclass
+class Usage:
+    """What one command sent over the wire: requests, tokens that came back, failed tries."""
+
+    sent: int = 0
+    completion_tokens: int = 0
+    failed_tries: int = 0
+
+
+@dataclass
+class Client:
+    """Asks one endpoint.
+
+    Use it as an async context manager. Several clients may share one `limit`, the cap on requests
+    in flight, and one `store`.
+
+    Attributes:
+        endpoint: the model to ask.
+        store: where answers are kept; None keeps them nowhere.
+        limit: the cap on requests in flight.
+        timeout: seconds for one try.
+        first_wait: seconds before the second try; each further wait is twice as long, give or
+            take a half.
+    """
+
+    endpoint: Endpoint
+    store: Store | None
+    limit: asyncio.Semaphore
+    timeout: float = TIMEOUT
+    first_wait: float = 0.5
+    usage: Usage = field(default_factory=Usage)
+
+    def __post_init__(self):
+        self._in_flight = dict.fromkeys(self.endpoint.urls, 0)
+        self._asked: dict[str, asyncio.Task] = {}
+        self._unsaved: list[tuple[tuple, asyncio.Future]] = []
+        self._failures_in_a_row = 0
+
+    async def __aenter__(self) -> "Client":
+        headers = {"Content-Type": "application/json"}
+        if self.endpoint.api_key:
+            headers["Authorization"] = f"Bearer {self.endpoint.api_key}"
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=self.timeout, sock_connect=30),
+            headers=headers,
+        )
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        if self._unsaved:
+            self._write()
+        await self._session.close()
+
+    async def probe(self) -> Completion:
+        """Check that the endpoint answers, and return its answer to `PROBE`.
+
+        Raises:
+            SelfsynthError: no server, wrong key, unknown model, or a request it cannot take.
+        """
+        key = key_of(self.endpoint.fingerprint, PROBE)
+        if self.store is not None and (stored := self.store.get([key])):
+            return stored[key]
+        tried = []
+        for url in self.endpoint.urls:
+            try:
+                tried.append(await self._try(url, PROBE))
+            except (Retry, Rejected) as error:
+                raise SelfsynthError(f"{self.endpoint.name} at {url}: {error}") from None
+        if len({answer.model for answer in tried}) > 1:
+            names = ", ".join(sorted({str(answer.model) for answer in tried}))
+            raise SelfsynthError(f"the servers answer as different models: {names}")
+        if self.store is not None:
+            self.store.put([(key, self.endpoint.fingerprint, PROBE, tried[0])])
+        return tried[0]
+
+    async def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        """Answer requests, in their order.
+
+        A request that fails for good comes back as a completion with its `failure`.
+
+        Raises:
+            SelfsynthError: the server refuses the key or the model, 20 requests in a row failed,
+                or an answer cannot be stored.
+        """
+        keys = [key_of(self.endpoint.fingerprint, request) for request in requests]
+        stored = self.store.get(keys) if self.store is not None else {}
+        asked = [
+            None if key in stored else self._ask_once(key, request)
+            for key, request in zip(keys, requests, strict=True)
+        ]
+        await asyncio.gather(*filter(None, asked))
+        return [
+            task.result() if task else stored[key] for key, task in zip(keys, asked, strict=True)
+        ]
+
+    def _ask_once(self, key: str, request: Request) -> asyncio.Task:
+        if key not in self._asked:
+            self._asked[key] = asyncio.create_task(self._ask(key, request))
+            self._asked[key].add_done_callback(lambda _: self._asked.pop(key))
+        return self._asked[key]
+
+    async def _ask(self, key: str, request: Request) -> Completion:
+        async with self.limit:
+            try:
+                answer = await self._persist(request)
+            except Rejected as error:
+                answer = Completion(None, failure=error.failure, detail=str(error))
+        if answer.failure == "request_failed":
+            self._failures_in_a_row += 1
+            if self._failures_in_a_row >= FAILURES_IN_A_ROW:
+                raise SelfsynthError(
+                    f"{FAILURES_IN_A_ROW} requests in a row failed, the last one: {answer.detail}; "
+                    "the same command asks them again"
+                )
+        elif answer.failure is None:
+            self._failures_in_a_row = 0
+            await self._save(key, request, answer)
+        return answer
+
+    async def _persist(self, request: Request) -> Completion:
+        """Try a request until it is answered, rejected, or out of tries."""
+        for number in range(1, TRIES + 1):
+            url = min(self._in_flight, key=self._in_flight.get)
+            self._in_flight[url] += 1
+            try:
+                return await self._try(url, request)
+            except Retry as error:
+                self.usage.failed_tries += 1
+                self.endpoint.check_running()
+                if number == TRIES:
+                    raise Rejected("request_failed", f"{error} ({TRIES} tries)") from None
+                wait = self.first_wait * 2 ** (number - 1) * random.uniform(0.5, 1.5)
+                wait = min(wait, _LONGEST_WAIT) if error.after is None else error.after
+            finally:
+                self._in_flight[url] -= 1
+            await asyncio.sleep(wait)
+        raise AssertionError("unreachable")
+
+    async def _try(self, url: str, request: Request) -> Completion:
+        body = {
+            "model": self.endpoint.name,
+            "messages": request.messages,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "seed": request.seed,
+        }
+        if request.top_logprobs:
+            body |= {"logprobs": True, "top_logprobs": request.top_logprobs}
+        self.usage.sent += 1
+        try:
+            async with self._session.post(
+                f"{url}/chat/completions", data=json.dumps(body).encode()
+            ) as response:
+                data = await _read(response)
+                status, headers = response.status, response.headers
+        except TimeoutError:
+            raise Retry(f"no whole answer within {self.timeout:.0f} s") from None
+        except aiohttp.ClientError as error:
+            raise Retry(f"{type(error).__name__}: {error}") from None
+        if status == 200:
+            answer = parse(data)
+            self.usage.completion_tokens += answer.completion_tokens or 0
+            return answer
+        self._refuse(status, headers, data, url)
+
+    def _refuse(self, status: int, headers: Mapping, data: bytes, url: str) -> None:
+        """Raise what an answer other than 200 means."""
+        said = error_message(data)
+        if status in (401, 403):
+            raise SelfsynthError(f"{url} refuses the API key ({status}: {said})")
+        if status == 404:
+            raise SelfsynthError(f"{url} does not know model {self.endpoint.name!r} (404: {said})")
+        if status in (408, 409, 425, 429) or status >= 500:
+            raise Retry(f"status {status}: {said}", retry_after(headers))
+        too_long = any(
+            sign in said.lower() for sign in ("context_length", "context length", "n_ctx")
+        )
+        too_long = too_long or "exceed_context_size" in said or "context size" in said
+        raise Rejected(
+            "context_exceeded" if too_long else "request_failed", f"status {status}: {said}"
+        )
+
+    async def _save(self, key: str, request: Request, answer: Completion) -> None:
+        """Wait until the answer is on disk; answers that come together are written together."""
+        if self.store is None:
+            return
+        loop = asyncio.get_running_loop()
+        saved = loop.create_future()
+        if not self._unsaved:
+            loop.call_later(_GROUP, self._write)
+        self._unsaved.append(((key, self.endpoint.fingerprint, request, answer), saved))
+        await saved
+
+    def _write(self) -> None:
+        group, self._unsaved = self._unsaved, []
+        try:
+            self.store.put([row for row, _ in group])
+        except SelfsynthError as error:
+            for _, saved in group:
+                if not saved.done():
+                    saved.set_exception(error)
+        else:
+            for _, saved in group:
+                if not saved.done():
+                    saved.set_result(None)
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    data = bytearray()
+    async for chunk in response.content.iter_any():
+        data += chunk
+        if len(data) > _LONGEST_ANSWER:
+            raise Retry(f"an answer of more than {_LONGEST_ANSWER / 1e6:.0f} MB")
+    return bytes(data)
+
+
+def parse(data: bytes) -> Completion:
+    """Read the body of a chat completion.
+
+    Null content and an empty list of choices are answers too: their text is None.
+
+    Raises:
+        Retry: the body is cut, no JSON, not UTF-8, or no chat completion.
+    """
+    try:
+        body = json.loads(data)
+        choices = body["choices"]
+        choice = choices[0] if choices else {}
+        message = choice.get("message") or {}
+        content = message.get("content")
+        if isinstance(content, list):  # parts, as some servers send them
+            content = "".join(part["text"] for part in content if part.get("type") == "text")
+        if not isinstance(content, str | None):
+            raise TypeError(f"content is {type(content).__name__}")
+        usage = body.get("usage") or {}
+        return Completion(
+            text=None if content is None else _whole(content),
+            finish_reason=_text(choice.get("finish_reason")),
+            prompt_tokens=_count(usage.get("prompt_tokens")),
+            completion_tokens=_count(usage.get("completion_tokens")),
+            top_logprobs=_top_logprobs(choice),
+            model=_text(body.get("model")),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise Retry(f"not a chat completion ({type(error).__name__}: {str(error)[:80]})") from None
+
+
+def _whole(text: str) -> str:
+    # JSON can spell half of a surrogate pair, which no UTF-8 file can hold.
+    return text.encode("utf-8", "replace").decode()
+
+
+def _text(value: object) -> str | None:
+    return _whole(value) if isinstance(value, str) else None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _top_logprobs(choice: Mapping) -> list[list] | None:
+    content = (choice.get("logprobs") or {}).get("content")
+    if not content:
+        return None
+    listed = [
+        [_whole(entry["token"]), float(entry["logprob"])]
+        for entry in content[0].get("top_logprobs") or []
+        if isinstance(entry.get("logprob"), int | float) and math.isfinite(entry["logprob"])
+    ]
+    return listed or None
+
+
+def error_message(data: bytes) -> str:
+    """Return what a server said about an error, in one line of at most 300 characters."""
+    said = data[:20_000].decode("utf-8", "replace")
+    try:
+        error = json.loads(said)
+        error = error.get("error", error)
+        parts = [error.get(name) for name in ("message", "code", "type")]
+        said = " ".join(str(part) for part in parts if part) or said
+    except (ValueError, AttributeError):
+        pass
+    return " ".join(said.split())[:300] or "no explanation"
+
+
+def retry_after(headers: Mapping) -> float | None:
+    """Return the seconds that a Retry-After header asks for, at most a minute."""
+    value = headers.get("Retry-After", "").strip()
+    if not value:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except (TypeError, ValueError):
+            return None
+    return min(max(seconds, 0.0), _LONGEST_WAIT) if math.isfinite(seconds) else None

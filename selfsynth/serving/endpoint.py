@@ -1,0 +1,177 @@
+"""A model to ask, whichever way it is served: one endpoint for every room.
+
+`serve("embedded")` starts an engine, `serve("gpt-x", base_urls=[...])` takes servers that run
+already; both yield an `Endpoint`, and `selfsynth.serving.client` talks to it.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from selfsynth.errors import SelfsynthError, UsageError
+from selfsynth.progress import say
+from selfsynth.revisions import resolve, split_revision
+from selfsynth.serving.engines import Engine, llama, vllm
+from selfsynth.serving.weights import (
+    EMBEDDED,
+    fetch_embedded,
+    fetch_gguf,
+    folder_sha256,
+    sha256_of,
+)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a model is asked, and which model that is.
+
+    Attributes:
+        name: the model's name in requests.
+        urls: base URLs, each ending in `/v1`; requests are spread over them.
+        model: the model in rows and identities: id@revision, a file's SHA-256, or for a URL the
+            name it is asked by.
+        fingerprint: what the store's keys hold; equal fingerprints give equal answers.
+        engine: the software that serves it and its version, as far as known.
+        licence: the model's licence where it is known.
+        api_key: sent to these URLs only.
+        process: the engine, when it is a child of ours.
+    """
+
+    name: str
+    urls: tuple[str, ...]
+    model: str
+    fingerprint: str
+    engine: str
+    licence: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    process: Engine | None = field(default=None, repr=False)
+
+    def check_running(self) -> None:
+        """Raise SelfsynthError when this is an engine of ours that has died."""
+        if self.process and not self.process.running:
+            raise SelfsynthError(f"the engine of {self.model} died: see {self.process.log}")
+
+
+@dataclass(frozen=True)
+class Model:
+    """What `--model` named, looked up but not yet served."""
+
+    spec: str
+    model: str
+    fingerprint: str
+    licence: str | None = None
+    gguf: Path | None = None
+    lora: Path | None = None
+    hub_id: str | None = None
+    revision: str | None = None
+    urls: tuple[str, ...] = ()
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def embedded(self) -> bool:
+        """Whether this is one of the two models that come with selfsynth."""
+        return self.spec in EMBEDDED
+
+
+def find(spec: str, base_urls: Sequence[str] = (), api_key_env: str | None = None) -> Model:
+    """Look up what `--model` names, without starting anything.
+
+    Args:
+        spec: `embedded` or `embedded-1.5b`; a GGUF path or `REPO:FILE.gguf`;
+            `BASE.gguf+LORA.gguf`; a Hub id or folder, `ID@REVISION` allowed; or, with
+            `base_urls`, the name those servers know.
+        base_urls: URLs of running servers, as `https://host/v1`.
+        api_key_env: the name of the environment variable that holds their key.
+
+    Raises:
+        UsageError: the spec, a URL or the key's variable is not usable.
+        SelfsynthError: weights or revision cannot be had.
+    """
+    if base_urls:
+        urls = tuple(dict.fromkeys(_checked_url(url) for url in base_urls))
+        key = _key(api_key_env)
+        return Model(spec, model=spec, fingerprint=f"url:{spec}", urls=urls, api_key=key)
+    if api_key_env:
+        raise UsageError(f"an API key ({api_key_env}) is for a server: give its --base-url too")
+    if spec in EMBEDDED:
+        known = EMBEDDED[spec]
+        path = fetch_embedded(known)
+        return Model(spec, known.model, f"sha256:{known.sha256}", known.licence, gguf=path)
+    base, plus, lora = spec.partition(".gguf+")
+    if plus:
+        found = [fetch_gguf(base + ".gguf"), fetch_gguf(lora)]
+        prints = "+".join(f"sha256:{sha256_of(path)}" for path, _ in found)
+        name = "+".join(name for _, name in found)
+        return Model(spec, name, prints, gguf=found[0][0], lora=found[1][0])
+    if spec.endswith(".gguf"):
+        path, name = fetch_gguf(spec)
+        return Model(spec, name, f"sha256:{sha256_of(path)}", gguf=path)
+    if Path(spec).is_dir():
+        digest = f"sha256:{folder_sha256(Path(spec))}"
+        return Model(spec, digest, digest, hub_id=str(Path(spec).resolve()))
+    hub_id, revision = split_revision(spec)
+    commit = resolve(hub_id, revision, "model")
+    model = f"{hub_id}@{commit}"
+    return Model(spec, model, f"hub:{model}", hub_id=hub_id, revision=commit)
+
+
+@contextmanager
+def serve(model: Model, slots: int, context: int, log: Path) -> Iterator[Endpoint]:
+    """Serve a model for as long as the context lasts.
+
+    Args:
+        slots: requests the embedded engine answers side by side.
+        context: tokens a slot of the embedded engine holds.
+        log: the file that an engine's output is appended to.
+
+    Raises:
+        SelfsynthError: the engine cannot be started.
+    """
+    if model.urls:
+        yield Endpoint(
+            name=model.spec,
+            urls=model.urls,
+            model=model.model,
+            fingerprint=model.fingerprint,
+            engine="a server at a URL",
+            api_key=model.api_key,
+        )
+        return
+    if model.gguf:
+        # One name for every GGUF: its path is nobody's business, its fingerprint tells it apart.
+        start = llama(model.gguf, model.lora, "gguf", slots, context, log)
+    else:
+        start = vllm(model.hub_id, model.revision, log)
+    say(f"starting an engine for {model.spec}")
+    with start as engine:
+        name = "gguf" if model.gguf else model.hub_id
+        yield Endpoint(
+            name=name,
+            urls=(engine.url,),
+            model=model.model,
+            fingerprint=model.fingerprint,
+            engine=f"{engine.name} {engine.version}",
+            licence=model.licence,
+            api_key=engine.api_key,
+            process=engine,
+        )
+
+
+def _checked_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise UsageError(f"{url!r} is not a base URL (https://host/v1)")
+    if parts.username or parts.password:
+        raise UsageError("a base URL must hold no user or password: use --api-key-env")
+    return url.rstrip("/").removesuffix("/chat/completions")
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    if not (key := os.environ.get(variable, "").strip()):
+        raise UsageError(f"the environment variable {variable} (the API key) is not set")
+    return key

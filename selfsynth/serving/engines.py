@@ -1,0 +1,155 @@
+"""Engines: model servers that run as children of the command and end with it."""
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from selfsynth.errors import SelfsynthError
+from selfsynth.processes import end
+
+_START_LIMIT = 1800.0  # seconds: a large model may first be downloaded
+
+
+@dataclass(eq=False)
+class Engine:
+    """A running model server of ours."""
+
+    url: str
+    name: str
+    version: str
+    process: subprocess.Popen
+    log: Path
+    api_key: str | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the engine's process is alive."""
+        return self.process.poll() is None
+
+
+@contextmanager
+def llama(
+    gguf: Path, lora: Path | None, name: str, slots: int, context: int, log: Path
+) -> Iterator[Engine]:
+    """Serve a GGUF, with a LoRA adapter on it if there is one, by llama.cpp.
+
+    Args:
+        name: the model's name in requests.
+        slots: requests that are answered side by side.
+        context: tokens a slot holds, prompt and answer together.
+        log: the file that the engine's own output is appended to.
+
+    Raises:
+        SelfsynthError: xllamacpp is not installed, or the engine does not start.
+    """
+    try:
+        import xllamacpp  # noqa: F401
+    except ImportError:
+        raise SelfsynthError(
+            "serving a GGUF needs xllamacpp: pip install 'selfsynth[embedded]'"
+        ) from None
+    command = [sys.executable, "-m", "selfsynth.serving.llama_engine", str(gguf)]
+    command += ["--name", name, "--slots", str(slots), "--context", str(context)]
+    command += ["--parent", str(os.getpid())] + (["--lora", str(lora)] if lora else [])
+    with _child(command, log, stdout=subprocess.PIPE) as process:
+        line = process.stdout.readline()  # empty when the process ends without it
+        if not line:
+            raise SelfsynthError(f"llama.cpp cannot serve {gguf.name}: {_last_line(log)}")
+        ready = json.loads(line)
+        yield Engine(ready["url"], "llama.cpp (xllamacpp)", ready["version"], process, log)
+
+
+@contextmanager
+def vllm(model: str, revision: str | None, log: Path) -> Iterator[Engine]:
+    """Serve a model of the Hub or a folder by a `vllm serve` child.
+
+    Args:
+        model: a Hub id or a folder.
+        revision: the commit of a Hub id.
+
+    Raises:
+        SelfsynthError: no vllm or no GPU is here, or vllm does not start.
+    """
+    if not shutil.which("vllm"):
+        raise SelfsynthError(
+            f"serving {model} needs vllm and a GPU, and no vllm is here: "
+            "give a GGUF file, or a server's --base-url"
+        )
+    if not gpu_found():
+        raise SelfsynthError(
+            f"serving {model} by vllm needs a GPU, and none was found: "
+            "give a GGUF file, or a server's --base-url"
+        )
+    port, key = _free_port(), secrets.token_hex(16)
+    command = ["vllm", "serve", model, "--host", "127.0.0.1", "--port", str(port)]
+    # Our sampling, not what the model's generation_config.json would add to it unseen.
+    command += ["--generation-config", "vllm", "--max-logprobs", "20"]
+    command += ["--revision", revision, "--tokenizer-revision", revision] if revision else []
+    guard = [sys.executable, "-m", "selfsynth.serving.guard", str(os.getpid()), *command]
+    root = f"http://127.0.0.1:{port}"
+    with _child(guard, log, env={**os.environ, "VLLM_API_KEY": key}) as process:
+        deadline = time.monotonic() + _START_LIMIT
+        while _get(f"{root}/health") is None:
+            if process.poll() is not None:
+                raise SelfsynthError(f"vllm cannot serve {model}: {_last_line(log)}")
+            if time.monotonic() > deadline:
+                raise SelfsynthError(f"vllm did not answer within {_START_LIMIT:.0f} s: see {log}")
+            time.sleep(0.5)
+        version = json.loads(_get(f"{root}/version") or "{}").get("version", "unknown")
+        yield Engine(f"{root}/v1", "vllm", version, process, log, key)
+
+
+def gpu_found() -> bool:
+    """Whether the vendor's own tool lists a GPU (NVIDIA or AMD)."""
+    for command in (["nvidia-smi", "-L"], ["rocm-smi", "-i"]):
+        if shutil.which(command[0]) and not subprocess.run(command, capture_output=True).returncode:
+            return True
+    return False
+
+
+@contextmanager
+def _child(command: list[str], log: Path, **options) -> Iterator[subprocess.Popen]:
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stderr=output,
+            # A Ctrl-C at the terminal is for the command, which ends its engines itself.
+            start_new_session=True,
+            **({"stdout": output} | options),
+        )
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _get(url: str) -> str | None:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.read().decode()
+    except (OSError, urllib.error.HTTPError):
+        return None
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n")[-50:]
+    told = [line for line in lines if "error" in line.lower()] or [line for line in lines if line]
+    return f"{told[-1].strip()[:300] if told else 'no output'} (see {log})"

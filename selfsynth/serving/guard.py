@@ -1,0 +1,56 @@
+"""Run a command that is not ours as a child that ends when ours does, with all its children.
+
+    python -m selfsynth.serving.guard PARENT_PID COMMAND [ARGUMENT ...]
+
+The child gets a process group of its own. When the parent is gone or asks this process to end,
+the group is asked to end, and killed three seconds later.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+
+PATIENCE = 3.0  # seconds
+
+
+def _end_on_our_death() -> None:
+    # In the child, before the command runs: should this guard be killed itself, Linux kills the
+    # child. Elsewhere there is no such thing.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def main() -> int:
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    asked = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked.append(True))
+    child = subprocess.Popen(command, process_group=0, preexec_fn=_end_on_our_death)
+    while child.poll() is None and os.getppid() == parent and not asked:
+        time.sleep(0.2)
+    status = child.poll()
+    for number, wait in ((signal.SIGTERM, PATIENCE), (signal.SIGKILL, PATIENCE)):
+        try:
+            os.killpg(child.pid, number)
+        except ProcessLookupError:
+            break
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline and _alive(child):
+            time.sleep(0.1)
+    return status if status is not None else 1
+
+
+def _alive(child: subprocess.Popen) -> bool:
+    child.poll()
+    try:
+        os.killpg(child.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())
