@@ -11,6 +11,7 @@ block, open another, or pass for a marker, and characters that hide or reorder t
 
 import json
 import re
+import textwrap
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ BEGIN, END = "<!-- selfsynth:begin -->", "<!-- selfsynth:end -->"
 
 FEW_PAIRS = 1000
 SAMPLE_CHARACTERS = 600
+SAMPLE_COLUMNS = 88
 SETTING_CHARACTERS = 200
 
 UNITS = {
@@ -68,9 +70,9 @@ def write_dataset_card(
     """
     identity = provenance["identity"]
     measured = measure(pairs, ledger, identity["judge_mode"])
-    counted = {name: measured[name] for name in ("asked", "kept", "dropped")}
-    if counted != provenance["counts"]:
-        raise ValueError(f"provenance counted {provenance['counts']}, the rows are {counted}")
+    for name in ("asked", "kept", "dropped"):
+        if (stated := provenance["counts"][name]) != measured[name]:
+            raise ValueError(f"provenance says {name} {stated}, the rows say {measured[name]}")
     infos = {
         "default": _dataset_info(stage, "default", files["default"], PAIR_SCHEMA, len(pairs)),
         "ledger": _dataset_info(stage, "ledger", files["ledger"], LEDGER_SCHEMA, len(ledger)),
@@ -84,13 +86,15 @@ def write_dataset_card(
             files=files,
             identity=identity,
             infos=infos,
+            in_words=in_words(pairs, identity),
             measured=measured,
             noise=NOISE,
             own_judge=identity["judge"] == identity["model"],
-        persona_hub=_from_persona_hub(identity["personas"]),
+            persona_hub=_from_persona_hub(identity["personas"]),
             pictures=_draw(stage / "assets", pairs, measured, identity),
             provenance=provenance,
             reasons=REASONS,
+            sample_characters=SAMPLE_CHARACTERS,
             samples=samples(pairs),
             settings=list(_flat(identity)),
             unit=UNITS.get(identity["judge_mode"]),
@@ -140,15 +144,11 @@ def front_matter(
 
 def size_category(rows: int) -> str:
     """Return the Hub's name for a dataset of so many rows: `n<1K`, `1K<n<10K`, …"""
-    steps = [(10**3, "1K"), (10**4, "10K"), (10**5, "100K"), (10**6, "1M"), (10**7, "10M"),
-             (10**8, "100M"), (10**9, "1B"), (10**10, "10B"), (10**11, "100B"),
-             (10**12, "1T")]  # fmt: skip
-    if rows < 1000:
+    names = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
+    place = len(str(rows)) - 4  # 1,000, the first name, has four digits
+    if place < 0:
         return "n<1K"
-    for (_, low), (bound, high) in zip(steps, steps[1:], strict=False):
-        if rows < bound:
-            return f"{low}<n<{high}"
-    return "n>1T"
+    return "n>1T" if place >= len(names) - 1 else f"{names[place]}<n<{names[place + 1]}"
 
 
 def cautions(pairs: Sequence[Mapping], measured: Mapping, identity: Mapping) -> list[str]:
@@ -171,10 +171,10 @@ def cautions(pairs: Sequence[Mapping], measured: Mapping, identity: Mapping) -> 
             f"The labels are a control (`{identity['labels']}`), not anyone's preference: train "
             "on it only to compare."
         )
-    elif any(row["judge_margin"] is None for row in pairs):
+    elif in_words(pairs, identity):
         found.append(
             "The judge's server gave no log-probabilities, so verdicts were read from its words: "
-            "pairs have no `judge_margin`, and a sure verdict looks like a guess."
+            "pairs have no `judge_margin`, and a sure verdict and a guess look the same."
         )
     first = measured["first_position_rate"]
     if first and (first.low > 0.6 or first.high < 0.4):
@@ -207,6 +207,11 @@ def cautions(pairs: Sequence[Mapping], measured: Mapping, identity: Mapping) -> 
             "the same verdict was seen to move when it was asked again."
         )
     return found
+
+
+def in_words(pairs: Sequence[Mapping], identity: Mapping) -> bool:
+    """Whether verdicts were read from the judge's words: it then leaves pairs without a margin."""
+    return identity["labels"] == "self" and any(row["judge_margin"] is None for row in pairs)
 
 
 def samples(pairs: Sequence[Mapping]) -> list[dict[str, Any]]:
@@ -272,11 +277,27 @@ def fenced(text: str, language: str = "text") -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text of the dataset as a code block, cut after `SAMPLE_CHARACTERS` characters."""
+    """Return a text of the dataset as a code block, cut after `SAMPLE_CHARACTERS` characters.
+
+    A code block does not wrap by itself, and answers often are one long line to a paragraph, so
+    lines are broken at `SAMPLE_COLUMNS`; nothing but the blank at such a place is left out.
+    """
     left_out = len(text) - SAMPLE_CHARACTERS
-    if left_out <= 0:
-        return fenced(text)
-    return f"{fenced(text[:SAMPLE_CHARACTERS] + ' …')}\n\n*({left_out:,} more characters)*"
+    shown = visible(text if left_out <= 0 else text[:SAMPLE_CHARACTERS] + " …")
+    block = fenced("\n".join(map(_broken, shown.split("\n"))))
+    return block if left_out <= 0 else f"{block}\n\n*({left_out:,} more characters)*"
+
+
+def _broken(line: str) -> str:
+    if len(line) <= SAMPLE_COLUMNS:
+        return line
+    return textwrap.fill(
+        line,
+        SAMPLE_COLUMNS,
+        expand_tabs=False,
+        replace_whitespace=False,
+        break_on_hyphens=False,
+    )
 
 
 # Numbers as a card spells them.
@@ -302,7 +323,7 @@ def mean_cells(mean: Estimate | None) -> str:
 
 
 def _environment() -> Environment:
-    environment = Environment(
+    environment = Environment(  # noqa: S701 - Markdown: `inline` and `fenced` see to escaping
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -332,7 +353,7 @@ def _dataset_info(
         path = stage / "data" / name
         stored += path.stat().st_size
         with pq.ParquetFile(path) as file:
-            size = sum(batch.nbytes for batch in file.iter_batches())
+            size = sum(batch.nbytes for batch in file.iter_batches(1000))
             splits[split] = SplitInfo(split, num_bytes=size, num_examples=file.metadata.num_rows)
     found = sum(split.num_examples for split in splits.values())
     if found != rows:

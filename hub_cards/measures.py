@@ -47,7 +47,8 @@ def measure(pairs: Sequence[Mapping], ledger: Sequence[Mapping], judge_mode: str
         margins: count `n`, `minimum`, `lower_quartile`, `median`, `upper_quartile`, `maximum` and
             `noise_rate`, the share below `NOISE`; None when no pair has a margin.
 
-        Rates carry Wilson's interval, means the bootstrap's (the gap: over pairs).
+        Rates carry Wilson's interval, means the bootstrap's (the gap: over pairs). The order of
+        the rows changes nothing.
     """
     dropped = reason_counts(ledger)
     written = [row for row in ledger if (row["prompt"] or "").strip()]
@@ -118,7 +119,7 @@ def _characters(pairs: Sequence[Mapping]) -> dict[str, Any]:
     prompt, chosen, rejected = (
         [len(text_of(row[column])) for row in pairs] for column in ("prompt", "chosen", "rejected")
     )
-    return {"prompt": bootstrap_mean(prompt), **_both(chosen, rejected), "missing": 0}
+    return {"prompt": bootstrap_mean(sorted(prompt)), **_both(chosen, rejected), "missing": 0}
 
 
 def _tokens(pairs: Sequence[Mapping]) -> dict[str, Any]:
@@ -132,10 +133,12 @@ def _tokens(pairs: Sequence[Mapping]) -> dict[str, Any]:
 
 
 def _both(chosen: Sequence[int], rejected: Sequence[int]) -> dict[str, Estimate | None]:
+    # Sorted, because the bootstrap draws by position and splits come back in another order.
+    by_gap = sorted(zip(chosen, rejected, strict=True), key=lambda both: (both[0] - both[1], both))
     return {
-        "chosen": bootstrap_mean(chosen),
-        "rejected": bootstrap_mean(rejected),
-        "gap": paired_bootstrap(chosen, rejected),
+        "chosen": bootstrap_mean(sorted(chosen)),
+        "rejected": bootstrap_mean(sorted(rejected)),
+        "gap": paired_bootstrap([one for one, _ in by_gap], [other for _, other in by_gap]),
     }
 
 

@@ -29,9 +29,11 @@ def draw_ledger(path: Path, kept: int, dropped: Mapping[str, int]) -> None:
     figure, axes = _figure(height=1.7 + 0.42 * len(outcomes))
     colours = [BLUE] + [GREY] * len(dropped)
     bars = axes.barh(list(outcomes), list(outcomes.values()), color=colours, height=0.7)
-    axes.bar_label(bars, [f"{n:,} ({100 * n / asked:.1f} %)" for n in outcomes.values()], padding=5)
+    axes.bar_label(
+        bars, [f"{n:,} ({100 * n / asked:.1f} %)" for n in outcomes.values()], padding=5, size=12
+    )
     axes.invert_yaxis()
-    axes.set_xlim(right=1.18 * max(outcomes.values()))  # room for the numbers
+    axes.set_xlim(right=1.25 * max(outcomes.values()))  # room for the numbers
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("rows")
     axes.set_title(f"What became of the {asked:,} rows asked for", loc="left")
@@ -44,7 +46,7 @@ def draw_margins(path: Path, margins: Sequence[float], unit: str) -> None:
     axes.hist(margins, bins=_edges(margins, start=0.0), color=BLUE, edgecolor="white")
     median = float(np.median(margins))
     axes.axvline(median, color="black", linestyle="--", label=f"median {median:.3g}")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize=12)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(f"judge_margin ({unit})")
     axes.set_ylabel("pairs")
@@ -65,7 +67,7 @@ def draw_lengths(path: Path, chosen: Sequence[int], rejected: Sequence[int], uni
         label = f"{name}, mean {np.mean(values):,.0f}"
         axes.hist(values, bins=edges, histtype="step", color=colour, linewidth=2.5,
                   linestyle=style, label=label)  # fmt: skip
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize=12)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(f"length of the response ({unit})")
     axes.set_ylabel("responses")
@@ -78,6 +80,7 @@ def _figure(height: float = 4.6) -> tuple[Figure, Axes]:
                     facecolor="white")  # fmt: skip
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.01)
     return figure, axes
 
 

@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -17,6 +18,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -27,11 +29,15 @@ from pydantic.warnings import UnsupportedFieldAttributeWarning
 # subclass of its steps would warn again.
 warnings.filterwarnings("ignore", category=UnsupportedFieldAttributeWarning)
 
+_excepthook = sys.excepthook
+import distilabel.pipeline.base as distilabel_base  # noqa: E402
 from distilabel.models.llms import LLM  # noqa: E402
 from distilabel.pipeline import Pipeline  # noqa: E402
 from distilabel.steps import GeneratorStep, Step, StepInput  # noqa: E402
 from distilabel.steps.tasks import Task  # noqa: E402
 from distilabel.typing import GeneratorStepOutput, StepOutput  # noqa: E402
+
+sys.excepthook = _excepthook  # distilabel puts one in that prints every local variable
 
 from selfsynth.processes import end_with_parent  # noqa: E402
 from selfsynth.serving import Completion, Request, Worker  # noqa: E402
@@ -148,10 +154,14 @@ def _run(parent: int, declare: Callable[[], Pipeline], result: Path, log: Path) 
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    os.environ["COLUMNS"] = "160"  # of rich's log lines
     end_with_parent(parent)
     # Every process that distilabel forks from here ends with this one.
     os.register_at_fork(after_in_child=end_with_parent)
     multiprocessing.set_start_method("fork", force=True)
+    multiprocessing.current_process().name = "MainProcess"  # distilabel logs in no other
+    # distilabel looks every 2.5 s whether its steps have loaded, which takes them a tenth of it.
+    distilabel_base.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, 0.05)))
     with tempfile.TemporaryDirectory(prefix="selfsynth-") as folder:
         datasets.config.HF_DATASETS_CACHE = Path(folder) / "datasets"
         datasets.disable_progress_bars()

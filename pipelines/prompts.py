@@ -3,25 +3,89 @@
 import hashlib
 import re
 
-import numpy as np
 from datasketch import MinHash, MinHashLSH
 
 LABEL = "User prompt:"
 
-_LABEL = re.compile(r"^[\s*_#`>\"'“]*user\s+prompt\s*[*_`]*\s*[:：][*_`]*\s*", re.IGNORECASE)
-_QUOTES = {'"': '"', "“": "”", "«": "»", "'": "'", "‘": "’", "`": "`", "「": "」"}
+_LABEL = re.compile(
+    r"(?P<before>[\s*_#`>\"'“”„‘’«]{0,20})user\s+prompt(?P<after>\s*[*_`\"'“”’»]*\s*[:：][*_`]*)",
+    re.IGNORECASE,
+)
+_QUOTES = {
+    '"': '"',
+    "“": "”",
+    "”": "”",
+    "„": "“”",
+    "«": "»",
+    "'": "'",
+    "‘": "’",
+    "`": "`",
+    "「": "」",
+    "『": "』",
+}
+_APOSTROPHES = re.compile(r"(?<=\w)['’](?=\w)")
 _WORDS = re.compile(
     # Scripts that write without blanks: there every letter counts as a word.
-    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|\w+"
+    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+    r"\U00020000-\U0003ffff]|\w+"
 )
+
+# A persona may be sorry, may be unable to do something, and may work with AI. What a model refuses
+# is "that", "this request", "explicit content"; and when it says what it is, it goes on with "I".
+_AI = r"""
+    an? \s (?: large \s )?
+    (?: (?: ai | artificial \s intelligence ) (?: \s language )?
+        (?: \s (?: model | assistant | system | chatbot | program ) )?
+      | language \s model | (?: virtual | digital ) \s assistant )
+    (?: \s (?: created | developed | trained | made | built ) \s by \s [^,.\n]{1,40} )?
+"""
+_THAT = r"""(?:
+    (?: that | this ) \s* (?: [.,;!] | $ | \s as \s an? \b )
+  | (?: that | this | your | the | such \s an? | any \s such ) \s (?: \w+ \s )?
+    (?: request | prompt | task )s? \b
+  | that \s information \b
+)"""
+_CONTENT = r"""(?:
+    (?: \w+ \s (?: or | and ) \s )?
+    (?: harmful | illegal | inappropriate | explicit | offensive | unethical | dangerous | hateful
+      | sexual | violent | discriminatory ) \b
+  | (?: medical | legal | financial ) \s (?: advice | opinions? ) \b
+  | (?: such | that \s (?: kind | type | sort ) \s of | this \s (?: kind | type | sort ) \s of )
+    \s (?: content | material | information | text | requests? | prompts? ) \b
+  | (?: content | material | requests? | prompts? ) \s (?: that | which ) \s
+    (?: is | are | may | might | could | promotes? | involves? | contains? | encourages?
+      | violates? ) \b
+)"""
 _REFUSALS = re.compile(
-    r"(i(['’]m| am) (really |very |so |truly )?sorry\b"
-    r"|sorry,? (but )?(i|as)\b"
-    r"|i apologi[sz]e\b"
-    r"|i (can(no|['’])t|can not|won['’]t|will not|am unable to|['’]m unable to|am not able to)\b"
-    r"|as an? (ai|artificial|language model)\b"
-    r"|unfortunately,? i (can(no|['’])t|am)\b)",
-    re.IGNORECASE,
+    rf"""
+    (?: (?: (?: i (?: 'm | \s am ) \s )? (?: (?: so | very | really | truly ) \s )? sorry
+          | unfortunately | (?: my \s )? apologies
+          | i \s (?: \w+ \s )? apologi[sz]e (?: \s for \s (?: the | any ) \s \w+ )? )
+        [,.:;!]? \s+ )?
+    (?: [^.!?\n]{{0,80}} , \s )? (?: but \s | however ,? \s )?
+    (?: as \s {_AI} ,? \s i \b
+      | i (?: 'm | \s am ) \s (?: (?: just | only | merely | \w+ , ) \s )? {_AI}
+        (?: [,.;!] | $ | \s (?: and | so | that | which | without | designed ) \b )
+      | i \s (?: must | have \s to | need \s to ) \s (?: \w+ly \s )? (?: decline | refuse )
+        (?: [.,;!] | $ | \s {_THAT}
+          | \s to \s (?: assist | answer | write | create | generate ) \b )
+      | i (?: \s (?: cannot | can't | can \s not )
+            | \s (?: won't | will \s not ) (?: \s be \s able \s to )?
+            | (?: 'm | \s am ) \s (?: unable | not \s able | not \s allowed ) \s to )
+        (?: [.!]? \s* $
+          | \s (?: assist | help ) (?: \s you )?
+            (?: [.!]? \s* $ | [.!] \s | \s with \s (?: {_THAT} | {_CONTENT} ) )
+          | \s (?: fulfill? | complete | comply \s with | process | answer | respond \s to
+                | continue (?: \s with )? | do | engage \s in | participate \s in
+                | proceed \s with )
+            \s (?: {_THAT} | {_CONTENT} | (?: this | the ) \s (?: conversation | role-?play ) )
+          | \s (?: create | write | generate | produce | provide | offer | give | share | support
+                | promote | discuss | facilitate )
+            (?: \s you \s with )? (?: \s (?: an? | any ) )? \s (?: {_THAT} | {_CONTENT} )
+          | \s (?: role-?play | impersonate | pretend \s to \s be | take \s on )
+            \s (?: this | that | the ) \b ) )
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 SHORTEST = 3  # words
 SHINGLE = 5  # words
@@ -33,11 +97,26 @@ def parse(text: str) -> str:
 
     The model was asked to begin with `User prompt:`. Where it did not, the text is the prompt.
     """
-    text = _LABEL.sub("", text, count=1).strip()
+    text = text.strip()
+    if label := _LABEL.match(text):
+        rest = text[label.end() :]
+        # What was opened before the label is closed right after it, or at the end of the text.
+        closed = label["after"]
+        for mark in reversed("".join(label["before"].split())):
+            close = _QUOTES.get(mark) or (mark if mark in "*_" else "")
+            if found := [one for one in close if one in closed]:
+                closed = closed.replace(found[0], "", 1)
+            elif mark in _QUOTES and rest.startswith(tuple(close)):
+                rest = rest[1:]
+            elif close and rest.rstrip().endswith(tuple(close)):
+                rest = rest.rstrip()[:-1]
+        text = rest.strip()
     close = _QUOTES.get(text[:1])
     # Only quotes around the whole text: in `"A" or "B"?` they belong to it.
-    if close and len(text) > 1 and text.endswith(close) and close not in text[1:-1]:
-        text = text[1:-1].strip()
+    if close and len(text) > 1 and text[-1] in close:
+        inner = text[1:-1]
+        if not set(close + text[0]) & set(_APOSTROPHES.sub("", inner)):
+            text = inner.strip()
     return text
 
 
@@ -45,7 +124,7 @@ def unusable(prompt: str) -> str | None:
     """Return why a prompt by itself is of no use, None when it can be."""
     if not prompt:
         return "prompt_empty"
-    if _REFUSALS.match(prompt):
+    if _REFUSALS.match(prompt.replace("’", "'")):
         return "prompt_refused"
     if len(_WORDS.findall(prompt)) < SHORTEST:
         return "prompt_too_short"
@@ -67,26 +146,32 @@ class Seen:
 
     def __init__(self):
         self._prompts: set[str] = set()
-        self._index = MinHashLSH(threshold=0.7, num_perm=128)
-        self._shingles: list[np.ndarray] = []
+        # 25 bands of 5: a pair of 0.8 is found with a probability of 1 - (1 - 0.8^5)^25 = 0.99995.
+        bands, rows = 25, 5
+        self._index = MinHashLSH(num_perm=bands * rows, params=(bands, rows))
+        self._empty = MinHash(num_perm=bands * rows, seed=1, hashfunc=_low_half)
+        self._shingles: list[set[int]] = []
 
     def reason(self, prompt: str) -> str | None:
         """Return `prompt_repeated` or `prompt_near_duplicate`, or None and remember the prompt."""
         plain = normalised(prompt)
         if plain in self._prompts:
             return "prompt_repeated"
-        shingles = _shingles(plain)
-        sketch = MinHash(num_perm=128, seed=1)
-        sketch.update_batch(shingles)
-        hashes = np.unique(np.array([hash_64(shingle) for shingle in shingles], dtype=np.uint64))
+        hashes = {hash_64(shingle) for shingle in _shingles(plain)}
+        sketch = self._empty.copy()  # a new one would draw its permutations again
+        sketch.update_batch(hashes)
         for candidate in self._index.query(sketch):
-            common = np.intersect1d(hashes, self._shingles[candidate], assume_unique=True).size
-            if common >= SAME * (hashes.size + self._shingles[candidate].size - common):
+            common = len(hashes & self._shingles[candidate])
+            if common >= SAME * (len(hashes) + len(self._shingles[candidate]) - common):
                 return "prompt_near_duplicate"
         self._prompts.add(plain)
         self._index.insert(len(self._shingles), sketch)
         self._shingles.append(hashes)
         return None
+
+
+def _low_half(number: int) -> int:
+    return number & 0xFFFFFFFF
 
 
 def _shingles(plain: str) -> list[bytes]:

@@ -424,7 +424,7 @@ def main(
             "top_p": top_p,
             "max_new_tokens": max_new_tokens,
             "judge_mode": mode,
-            "judge_orders": orders,
+            "judge_orders": orders if mode == "pairwise" else None,
             "min_margin": min_margin,
             "keep_truncated": keep_truncated,
             "labels": "self",
@@ -515,8 +515,8 @@ def expected(rows: int, requests: Mapping[str, int], max_new_tokens: int) -> str
 def facts(models: generation.Served, origin: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the card says of the models beside their names."""
     return {
-        "model_name": models.model.model,
-        "judge_name": models.judge.model,
+        "model_name": models.model.model.partition("@")[0],
+        "judge_name": models.judge.model.partition("@")[0],
         "model_licence": models.model.licence,
         "judge_licence": models.judge.licence,
         "languages": ["en"] if origin["source"] == "builtin" else [],

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 import yaml
 
@@ -47,7 +46,7 @@ def load_yaml(path: Path) -> dict:
     return found
 
 
-def _take(context: typer.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+def _take(context: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
     known = {one.name: one for one in context.command.params if one.name not in ("config", "help")}

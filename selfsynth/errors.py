@@ -9,8 +9,8 @@ import sys
 import traceback
 from collections.abc import Callable
 
-import click
 import typer
+from typer.exceptions import TyperException
 
 
 class SelfsynthError(Exception):
@@ -40,15 +40,20 @@ def command(app: typer.Typer) -> Callable[[], None]:
     """
 
     def main() -> None:
-        # SIGTERM is a wish to stop like Ctrl-C, and takes the same way out.
+        # SIGTERM is a wish to stop like Ctrl-C, and takes the same way out. A shell script starts
+        # its background jobs with SIGINT ignored: there it would have no effect.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
         try:
-            app(standalone_mode=False)
+            # Typer hands back the status of a typer.Exit, and makes one of a Ctrl-C.
+            status = app(standalone_mode=False) or 0
+            if status == Stopped.exit_status:
+                raise KeyboardInterrupt
         except BaseException as error:
             status = report(error)
             if status and "--debug" in sys.argv and not isinstance(error, SystemExit):
                 traceback.print_exc()
-            sys.exit(status)
+        sys.exit(status)
 
     return main
 
@@ -58,13 +63,13 @@ def report(error: BaseException) -> int:
     match error:
         case SystemExit():
             return error.code if isinstance(error.code, int) else int(error.code is not None)
-        case click.exceptions.Exit():
+        case typer.Exit():
             return error.exit_code
-        case KeyboardInterrupt() | click.exceptions.Abort():
+        case KeyboardInterrupt() | typer.Abort():
             line, status = "stopped", Stopped.exit_status
         case SelfsynthError():
             line, status = str(error), error.exit_status
-        case click.ClickException():
+        case TyperException():  # what the command line itself got wrong
             line, status = error.format_message(), UsageError.exit_status
         case OSError():
             line, status = str(error), 1

@@ -9,6 +9,7 @@ Verdicts are read from the log-probabilities of the first token where the server
 from the text, strictly, where it does not. What cannot be read is not a verdict.
 """
 
+import html
 import math
 import re
 import unicodedata
@@ -20,6 +21,12 @@ from selfsynth.serving import Completion, Request
 TOP_LOGPROBS = 20
 TEXT_TOKENS = 16
 """Tokens that a judge without log-probabilities may spend on its verdict."""
+
+IMPOSSIBLE = -9999.0
+"""The log-probability of an impossible token, as vLLM spells minus infinity."""
+
+LARGEST_LOGPROB = 1e-3
+"""A log-probability is at most 0, give or take a server's rounding."""
 
 SMALLEST_MARGIN = 1e-6
 """Margins up to this are ties, whatever the user asked for: below it there is only rounding."""
@@ -138,7 +145,7 @@ def _mark(texts: Sequence[str]) -> str:
 
     Usually none is needed. Like a fence in Markdown that grows until the code does not hold it,
     the ending counts up until no text holds a tag with it, however it is disguised: in capitals,
-    in look-alike width, with blanks or invisible characters in between.
+    in look-alike signs, with blanks or invisible characters in between.
     """
     plain = "\n".join(_undisguised(text) for text in texts)
     taken = set(re.findall(r"</?(?:request|response(?:_[12])?)(-[0-9]+)?>?", plain))
@@ -149,13 +156,32 @@ def _mark(texts: Sequence[str]) -> str:
     return mark
 
 
+_LIKE = str.maketrans(
+    dict.fromkeys("‹〈⟨❬❮❰«《⟪˂ᐸ", "<")
+    | dict.fromkeys("›〉⟩❭❯❱»》⟫˃ᐳ", ">")
+    | dict.fromkeys("⁄∕⧸╱", "/")
+    # letters and signs without ink, and what escapes a slash
+    | dict.fromkeys("\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\\", "")
+    | {"−": "-"}
+)
+
+
 def _undisguised(text: str) -> str:
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    return "".join(
-        letter
-        for letter in folded
-        if not letter.isspace() and unicodedata.category(letter) not in ("Cf", "Cc", "Mn")
-    )
+    folded = unicodedata.normalize("NFKD", html.unescape(text)).translate(_LIKE)
+    if "<" not in folded:  # hardly any text holds a tag, and the rest takes long
+        return ""
+    folded = unicodedata.normalize("NFKD", folded.casefold())
+    return "".join(_plain(letter) for letter in folded)
+
+
+def _plain(letter: str) -> str:
+    """Return the ASCII form of a digit, dash or underscore, nothing for what cannot be seen."""
+    kind = unicodedata.category(letter)
+    if letter.isspace() or kind in ("Cf", "Cc", "Mn", "Me"):
+        return ""
+    if kind == "Nd":
+        return str(unicodedata.decimal(letter))
+    return {"Pd": "-", "Pc": "_"}.get(kind, letter)
 
 
 def read(mode: str, completions: Sequence[Completion], min_margin: float = 0.0) -> Judgement:
@@ -174,7 +200,10 @@ def read(mode: str, completions: Sequence[Completion], min_margin: float = 0.0) 
         return dropped(failure)
     if None in verdicts:
         return dropped("verdict_missing")
-    in_words = any(one.top_logprobs is None for one in completions)
+    if in_words := any(one.top_logprobs is None for one in completions):
+        # Words and odds are not to be compared: where one answer has words only, all are read so.
+        completions = [one._replace(top_logprobs=None) for one in completions]
+        scores = [score(mode, completion) for completion in completions]
     if in_words and mode == "pairwise":
         places = [read_text(mode, verdict) for verdict in verdicts]
         if None in places:
@@ -201,7 +230,8 @@ def score(mode: str, completion: Completion) -> float | None:
     `pairwise`: ln p("1") - ln p("2"); `yesno`: ln p(yes) - ln p(no); `rating`: the digits 1 to 5
     weighted by their probabilities. Variants of a token that differ by blanks (and for yes and no
     by capitals) are summed. Where one of two choices is not listed, the smallest listed
-    log-probability is its upper bound and stands for it; where none is, there is no verdict.
+    log-probability is its upper bound and stands for it; where none is, there is no verdict. Nor
+    is there one in numbers that cannot be log-probabilities (NaN, or more than rounding above 0).
     Without log-probabilities the text is read: a rating is its digit, yes and no are +1 and -1
     (a sign, no odds), and pairwise has no score.
     """
@@ -211,16 +241,17 @@ def score(mode: str, completion: Completion) -> float | None:
         if said is None or mode == "pairwise":
             return None
         return float(said) if mode == "rating" else {"yes": 1.0, "no": -1.0}[said]
-    found = _choice_logprobs(completion.top_logprobs, choices)
-    if not found:
+    listed = [(token, max(value, IMPOSSIBLE)) for token, value in completion.top_logprobs]
+    if not all(value <= LARGEST_LOGPROB for _, value in listed):  # NaN is not, either
+        return None
+    found = _choice_logprobs(listed, choices)
+    weights = {choice: math.exp(value) for choice, value in found.items()}
+    total = sum(weights.values())
+    if total == 0.0:  # no choice is listed, or those that are are all but impossible
         return None
     if mode == "rating":
-        weights = {digit: math.exp(value) for digit, value in found.items()}
-        total = sum(weights.values())
-        if total == 0.0:  # every listed digit is all but impossible
-            return None
         return sum(int(digit) * weight for digit, weight in weights.items()) / total
-    bound = min(value for _, value in completion.top_logprobs)
+    bound = min(value for _, value in listed)
     first, second = (found.get(choice, bound) for choice in choices)
     return first - second
 
@@ -247,12 +278,16 @@ _TEXT_VERDICTS: Mapping[str, re.Pattern] = {
 }
 
 
+_AROUND = "*_`\"'“”‘’()[]# \n"
+
+
 def read_text(mode: str, text: str | None) -> str | None:
     """Read a verdict from text: the whole text must be it, give or take quotes and a full stop.
 
     Returns:
         `"1"` or `"2"` (pairwise), a digit (rating), `"yes"` or `"no"` (yesno), or None.
     """
-    plain = (text or "").strip().strip("*_`\"'“”‘’.()[]#: \n").casefold()
+    # A full stop in front is not one: ".5" is no five.
+    plain = (text or "").strip().lstrip(_AROUND).rstrip(_AROUND + ".:").casefold()
     match = _TEXT_VERDICTS[mode].fullmatch(plain)
     return match[1] if match else None

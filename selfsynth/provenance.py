@@ -16,6 +16,9 @@ import selfsynth
 LIBRARIES = ("datasets", "huggingface_hub", "distilabel", "transformers", "trl", "xllamacpp")
 
 
+_ON_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@\w[\w./-]*)?(?P<file>:\w[\w./-]*)?")
+
+
 def build(
     identity: Mapping,
     seeds: Mapping,
@@ -95,23 +98,27 @@ def cut(command: Sequence[str]) -> str:
 
     Hub ids (`NAME/REPOSITORY`) stay: they are public names, and nothing on this disk.
     """
-    words = [_cut_word(word) for word in command]
-    # A path that does not exist yet can look like a Hub id: after these options it never is one.
-    for place, word in enumerate(words[:-1]):
-        if word in ("--output-dir", "--config", "--reuse"):
-            words[place + 1] = os.path.basename(words[place + 1].rstrip("/"))
+    words, before = [], ""
+    for word in command:
+        option, value = re.fullmatch(r"(--[\w-]+=|)(.*)", word, re.DOTALL).groups()
+        words.append(option + _cut_value(value, option.rstrip("=") or before))
+        before = word
     return shlex.join(words)
 
 
-def _cut_word(word: str) -> str:
-    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    value = re.sub(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s,]+", "<url>", value)
-    return option + equals + "+".join(_cut_path(part) for part in value.split("+"))
+def _cut_value(value: str, option: str) -> str:
+    if option.startswith("--") and option.endswith("-url"):
+        return "<url>"
+    value = re.sub(r"[A-Za-z][A-Za-z0-9+.-]*://\S*", "<url>", value)
+    # A path that does not exist yet can look like a Hub id: after these options it never is one.
+    never_on_hub = option in ("--output-dir", "--config", "--reuse")
+    # BASE.gguf+LORA.gguf is two paths; a "+" elsewhere is a part of a name.
+    return "+".join(_cut_path(part, never_on_hub) for part in re.split(r"(?<=\.gguf)\+", value))
 
 
-def _cut_path(text: str) -> str:
-    on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?(:[\w./-]+)?", text)
-    is_path = os.sep in text and (
-        text.startswith(("/", "./", "../", "~")) or os.path.exists(text) or not on_hub
-    )
-    return os.path.basename(text.rstrip("/")) if is_path else text
+def _cut_path(text: str, never_on_hub: bool) -> str:
+    on_hub = _ON_HUB.fullmatch(text)
+    is_file = on_hub and not on_hub["file"] and text.endswith((".gguf", ".jsonl", ".txt"))
+    if on_hub and not (is_file or never_on_hub or os.path.exists(text)):
+        return text
+    return os.path.basename(text.rstrip("/"))

@@ -39,11 +39,17 @@ def resolve(repo: str, revision: str | None = None, repo_type: str = "dataset") 
     if revision and _COMMIT.fullmatch(revision):
         return revision
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     named = f"{repo_type} {repo}" + (f"@{revision}" if revision else "")
     try:
         commit = HfApi().repo_info(repo, revision=revision, repo_type=repo_type, timeout=30).sha
+    except HFValidationError as error:
+        raise UsageError(f"{repo!r} is not a Hub id: {' '.join(str(error).split())}") from None
     except RevisionNotFoundError:
         raise SelfsynthError(f"{named}: no such revision on the Hub") from None
     except RepositoryNotFoundError:

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -48,17 +48,22 @@ class RunFolder:
     def __enter__(self) -> "RunFolder":
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path} is not a folder")
-        if self.path.is_dir() and any(self.path.iterdir()) and not self.requests.is_dir():
+        lock = self.requests / "lock"
+        # A run's first file is its lock; until then there is nothing but the folder it lies in.
+        others = {one.name for one in self.path.iterdir()} if self.path.is_dir() else set()
+        if others - {"requests"} and not lock.is_file():
             raise UsageError(f"{self.path} holds other things: name a new folder")
-        try:
-            self.requests.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.requests / "lock").open("w")
-            # A POSIX record lock belongs to this process alone: children do not inherit it.
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SelfsynthError(f"another command is at work in {self.path}") from None
-        except OSError as error:
-            raise SelfsynthError(f"{self.path} cannot be written: {error.strerror}") from None
+        with ExitStack() as stack:
+            try:
+                self.requests.mkdir(parents=True, exist_ok=True)
+                self._lock = stack.enter_context(lock.open("w"))
+                # A POSIX record lock belongs to this process alone: children do not inherit it.
+                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise SelfsynthError(f"another command is at work in {self.path}") from None
+            except OSError as error:
+                raise SelfsynthError(f"{self.path} cannot be written: {error.strerror}") from None
+            stack.pop_all()
         self.seconds = self._before = _seconds_so_far(self._time)
         return self
 
@@ -72,8 +77,14 @@ class RunFolder:
         """
         if not self.card.exists():
             return None
-        counts = json.loads(self.provenance.read_text(encoding="utf-8"))["counts"]
-        return None if counts["dropped"].get("request_failed") else counts
+        try:
+            counts = json.loads(self.provenance.read_text(encoding="utf-8"))["counts"]
+            return None if counts["dropped"].get("request_failed") else counts
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SelfsynthError(
+                f"{self.provenance} cannot be read ({type(error).__name__}): without it nothing "
+                f"says what the dataset holds; remove {self.card.name} to have it made again"
+            ) from None
 
     def check_identity(self, identity: Mapping) -> None:
         """Refuse a folder that was made with another identity.
@@ -85,8 +96,8 @@ class RunFolder:
         if not config.exists():
             return
         try:
-            old = yaml.safe_load(config.read_text())["identity"]
-        except (yaml.YAMLError, KeyError, TypeError) as error:
+            old = dict(yaml.safe_load(config.read_text(encoding="utf-8"))["identity"])
+        except (yaml.YAMLError, OSError, ValueError, KeyError, TypeError) as error:
             raise SelfsynthError(f"{config} cannot be read ({type(error).__name__})") from None
         if found := differences(old, identity):
             raise UsageError(
@@ -96,10 +107,9 @@ class RunFolder:
 
     def write_config(self, identity: Mapping, command: Iterable[str]) -> None:
         """Write `config.yaml`: this run's identity, and the command as it was typed."""
+        # In ASCII: what PyYAML writes as it is, it does not always read as it was (U+0085).
         text = yaml.safe_dump(
-            {"command": list(command), "identity": dict(identity)},
-            sort_keys=False,
-            allow_unicode=True,
+            {"command": list(command), "identity": dict(identity)}, sort_keys=False
         )
         _replace(self.path / "config.yaml", text)
 
@@ -132,9 +142,9 @@ class RunFolder:
             shutil.rmtree(self.path / name, ignore_errors=True)
             os.rename(stage / name, self.path / name)
         os.replace(stage / "provenance.json", self.provenance)
+        (self.requests / "ledger.parquet").unlink(missing_ok=True)
         os.replace(stage / "README.md", self.card)
         shutil.rmtree(stage)
-        (self.requests / "ledger.parquet").unlink(missing_ok=True)
 
     @property
     def _time(self) -> Path:
@@ -151,25 +161,25 @@ def write_data(
     Returns:
         File names by configuration and split, as the card names them.
     """
-    tables = {"default": {}, "ledger": {"train": pa.Table.from_pylist(list(ledger), LEDGER_SCHEMA)}}
     splits: dict[str, list] = {"train": [], "test": []}
     for row in pairs:
         splits[split_of(row["prompt"][-1]["content"])].append(row)
-    for split, rows in splits.items():
-        if rows:
-            tables["default"][split] = pa.Table.from_pylist(rows, PAIR_SCHEMA)
+    lines = list(ledger)
     return {
-        config: {
-            split: _write_parquet(folder, split if config == "default" else config, table)
-            for split, table in named.items()
-        }
-        for config, named in tables.items()
+        "default": {
+            split: _write_parquet(folder, split, rows, PAIR_SCHEMA)
+            for split, rows in splits.items()
+            if rows
+        },
+        "ledger": {"train": _write_parquet(folder, "ledger", lines, LEDGER_SCHEMA)}
+        if lines
+        else {},
     }
 
 
-def _write_parquet(folder: Path, stem: str, table: pa.Table) -> str:
+def _write_parquet(folder: Path, stem: str, rows: list, schema: pa.Schema) -> str:
     part = folder / f"{stem}.part"
-    pq.write_table(table, part, compression="zstd")
+    pq.write_table(pa.Table.from_pylist(rows, schema), part, compression="zstd")
     with part.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     name = f"{stem}-{digest[:8]}.parquet"

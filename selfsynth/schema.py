@@ -104,7 +104,7 @@ def split_of(prompt: str) -> str:
 
 def reason_counts(ledger: Iterable[Mapping]) -> dict[str, int]:
     """Count the dropped rows by reason, in the order of `REASONS`, without the zeros."""
-    counts = Counter(row["reason"] for row in ledger if row["status"] == "dropped")
+    counts = Counter(row.get("reason") for row in ledger if row.get("status") == "dropped")
     return {reason: counts[reason] for reason in REASONS if counts[reason]}
 
 
@@ -114,11 +114,14 @@ def check_pair(row: Mapping) -> list[str]:
         odd = sorted(set(row) ^ set(PAIR_SCHEMA.names))
         return [f"columns missing or unknown: {', '.join(odd)}"]
     for column, role in (("prompt", "user"), ("chosen", "assistant"), ("rejected", "assistant")):
-        turns = row[column]
-        if not turns or turns[-1]["role"] != role or not (turns[-1]["content"] or "").strip():
-            return [f"{column} does not end in a {role} turn with text"]
-        if column != "prompt" and len(turns) != 1:
-            return [f"{column} holds {len(turns)} turns, not one"]
+        match row[column]:
+            case [*before, {"role": str(said_by), "content": str(text)}] if (
+                said_by == role and text.strip()
+            ):
+                if before and column != "prompt":
+                    return [f"{column} holds {len(before) + 1} turns, not one"]
+            case _:
+                return [f"{column} does not end in a turn of the {role} with text"]
     problems = []
     prompt, chosen, rejected = (
         row[column][-1]["content"] for column in ("prompt", "chosen", "rejected")
@@ -129,19 +132,36 @@ def check_pair(row: Mapping) -> list[str]:
         problems.append(f"id {row['id']} is not that of its texts")
     if row["judge_mode"] not in LABELLED_BY:
         problems.append(f"unknown judge_mode {row['judge_mode']!r}")
-    margin = row["judge_margin"]
-    if margin is not None and not (math.isfinite(margin) and margin > 0):
-        problems.append(f"judge_margin {margin} is not above 0")
-    orders = [row["judge_margin_forward"], row["judge_margin_backward"]]
-    if row["judge_mode"] != "pairwise" and orders != [None, None]:
-        problems.append("margins by order belong to pairwise judgement only")
+    problems += _check_margins(row)
     for column in ("chosen_tokens", "rejected_tokens"):
-        if row[column] is not None and row[column] < 0:
-            problems.append(f"{column} is negative")
+        if row[column] is not None and not (isinstance(row[column], int) and row[column] >= 0):
+            problems.append(f"{column} is no count: {row[column]!r}")
     if not row["model"]:
         problems.append("model is empty")
     if row["judge_mode"] in JUDGE_MODES and not row["judge"]:
         problems.append("judge is empty")
+    return problems
+
+
+def _check_margins(row: Mapping) -> list[str]:
+    problems = []
+    columns = ("judge_margin", "judge_margin_forward", "judge_margin_backward")
+    for column in columns:
+        if not (row[column] is None or isinstance(row[column], int | float)):
+            return [f"{column} is no number: {row[column]!r}"]
+    margin, *orders = (row[column] for column in columns)
+    if margin is not None and not (math.isfinite(margin) and margin > 0):
+        problems.append(f"judge_margin {margin} is not above 0")
+    if margin is not None and row["judge_mode"] in ("random", "longer"):
+        problems.append(f"judge_margin belongs to a judge, not to {row['judge_mode']} labels")
+    asked = [value for value in orders if value is not None]
+    if row["judge_mode"] != "pairwise":
+        if asked:
+            problems.append("margins by order belong to pairwise judgement only")
+    elif bool(asked) != (margin is not None):
+        problems.append("judge_margin and the margins by order are there together or not at all")
+    elif asked and not math.isclose(sum(asked) / len(asked), margin, rel_tol=1e-9, abs_tol=1e-9):
+        problems.append(f"judge_margin {margin} is not the mean of the orders asked")
     return problems
 
 
@@ -162,8 +182,10 @@ def check_ledger_row(row: Mapping) -> list[str]:
             problems.append(f"a dropped row needs a known reason, not {reason!r}")
         case status, _, _:
             problems.append(f"unknown status {status!r}")
-    lengths = {len(row[name]) for name in ("responses", "finish_reasons", "response_tokens")}
-    if len(lengths) != 1:
+    lists = [row[name] for name in ("responses", "finish_reasons", "response_tokens")]
+    if not all(isinstance(one, list | tuple) for one in lists):
+        problems.append("responses, finish_reasons and response_tokens are not all lists")
+    elif len({len(one) for one in lists}) != 1:
         problems.append("responses, finish_reasons and response_tokens differ in length")
     return problems
 
@@ -177,13 +199,13 @@ def check_dataset(pairs: Iterable[Mapping], ledger: Iterable[Mapping]) -> list[s
         for number, row in enumerate(rows)
         for problem in check(row)
     ]
-    kept = Counter(row["pair_id"] for row in ledger if row["status"] == "kept")
-    if kept != Counter(row["id"] for row in pairs):
+    kept = Counter(row.get("pair_id") for row in ledger if row.get("status") == "kept")
+    if kept != Counter(row.get("id") for row in pairs):
         problems.append("the ids of the pairs are not those of the kept ledger rows")
     dropped = sum(reason_counts(ledger).values())
     if len(ledger) != len(pairs) + dropped:
         problems.append(f"{len(ledger)} asked for, but {len(pairs)} kept and {dropped} dropped")
-    indices = Counter(row["index"] for row in ledger)
+    indices = Counter(row.get("index") for row in ledger)
     if repeated := [index for index, count in indices.items() if count > 1]:
         problems.append(f"the ledger holds index {repeated[0]} more than once")
     return problems

@@ -60,6 +60,7 @@ class Broker:
         self.roles: dict[str, Done] = {}
         self.failure: Exception | None = None
         self._listener = listener
+        self._talks: set[asyncio.Task] = set()
 
     async def __aenter__(self) -> "Broker":
         self._server = await asyncio.start_unix_server(self._talk, sock=self._listener)
@@ -67,8 +68,14 @@ class Broker:
 
     async def __aexit__(self, *_) -> None:
         self._server.close()
+        for task in self._talks:
+            task.cancel()
+        await asyncio.gather(*self._talks, return_exceptions=True)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        talk = asyncio.current_task()
+        self._talks.add(talk)
+        talk.add_done_callback(self._talks.discard)
         try:
             while True:
                 (size,) = _HEAD.unpack(await reader.readexactly(_HEAD.size))
@@ -81,8 +88,8 @@ class Broker:
                 reply = json.dumps(answers).encode()
                 writer.write(_HEAD.pack(len(reply)) + reply)
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the worker is done, or gone: its parent process sees which
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # the worker is done or gone (its parent process sees which), or we are
         except Exception as error:
             self.failure = self.failure or error
         finally:
@@ -103,7 +110,11 @@ class Worker:
 
     def __init__(self, path: Path):
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(str(path))
+        try:
+            self._socket.connect(str(path))
+        except OSError as error:  # also when its temporary folder is no more
+            self._socket.close()
+            raise ConnectionError(f"the command does not answer: {error}") from error
 
     def complete(self, client: str, role: str, rows: list[list[Request]]) -> list[list[Completion]]:
         """Answer the requests of many rows; a row may have none."""

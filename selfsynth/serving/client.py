@@ -9,6 +9,7 @@ import json
 import math
 import random
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -20,11 +21,21 @@ from selfsynth.serving.endpoint import Endpoint
 from selfsynth.serving.store import Completion, Request, Store, key_of
 
 TRIES = 10
+PROBE_TRIES = 4
 TIMEOUT = 600.0  # seconds for one try, from connecting to the last byte
 FAILURES_IN_A_ROW = 20
 _LONGEST_ANSWER = 8_000_000  # bytes
 _LONGEST_WAIT = 60.0  # seconds between two tries
-_GROUP = 0.003  # seconds in which answers are gathered for one write to disk
+# What OpenAI, vLLM and llama.cpp say of a prompt that does not fit.
+_TOO_LONG = (
+    "context_length",
+    "context length",
+    "context size",
+    "context_size",
+    "n_ctx",
+    "maximum model length",
+    "max_model_len",
+)
 
 PROBE = Request(
     messages=[{"role": "user", "content": "Answer with the digit 1 and nothing else."}],
@@ -104,6 +115,9 @@ class Client:
         return self
 
     async def __aexit__(self, *_) -> None:
+        for task in (tasks := list(self._asked.values())):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._unsaved:
             self._write()
         await self._session.close()
@@ -120,9 +134,12 @@ class Client:
         tried = []
         for url in self.endpoint.urls:
             try:
-                tried.append(await self._try(url, PROBE))
-            except (Retry, Rejected) as error:
-                raise SelfsynthError(f"{self.endpoint.name} at {url}: {error}") from None
+                # Whatever this answers, somebody is there: a server that is down is not waited for.
+                (await self._session.get(f"{url}/models")).release()
+                tried.append(await self._persist(PROBE, [url], PROBE_TRIES))
+            except (TimeoutError, aiohttp.ClientError, Rejected) as error:
+                reason = str(error) or "no answer"
+                raise SelfsynthError(f"{self.endpoint.name} at {url}: {reason}") from None
         if len({answer.model for answer in tried}) > 1:
             names = ", ".join(sorted({str(answer.model) for answer in tried}))
             raise SelfsynthError(f"the servers answer as different models: {names}")
@@ -159,7 +176,9 @@ class Client:
     async def _ask(self, key: str, request: Request) -> Completion:
         async with self.limit:
             try:
-                answer = await self._persist(request)
+                answer = await self._persist(request, self.endpoint.urls, TRIES)
+                # Within the cap: a kill costs the requests in flight and not one more.
+                await self._save(key, request, answer)
             except Rejected as error:
                 answer = Completion(None, failure=error.failure, detail=str(error))
         if answer.failure == "request_failed":
@@ -171,23 +190,25 @@ class Client:
                 )
         elif answer.failure is None:
             self._failures_in_a_row = 0
-            await self._save(key, request, answer)
         return answer
 
-    async def _persist(self, request: Request) -> Completion:
+    async def _persist(self, request: Request, urls: Sequence[str], tries: int) -> Completion:
         """Try a request until it is answered, rejected, or out of tries."""
-        for number in range(1, TRIES + 1):
-            url = min(self._in_flight, key=self._in_flight.get)
+        failed = Counter()
+        for number in range(1, tries + 1):
+            # A server that is down has nothing in flight: once it failed, another one is better.
+            url = min(urls, key=lambda url: (failed[url], self._in_flight[url]))
             self._in_flight[url] += 1
             try:
                 return await self._try(url, request)
             except Retry as error:
+                failed[url] += 1
                 self.usage.failed_tries += 1
                 self.endpoint.check_running()
-                if number == TRIES:
-                    raise Rejected("request_failed", f"{error} ({TRIES} tries)") from None
-                wait = self.first_wait * 2 ** (number - 1) * random.uniform(0.5, 1.5)
-                wait = min(wait, _LONGEST_WAIT) if error.after is None else error.after
+                if number == tries:
+                    raise Rejected("request_failed", f"{error} ({tries} tries)") from None
+                wait = self.first_wait * 2 ** (number - 1) * random.uniform(0.5, 1.5)  # noqa: S311
+                wait = min(wait, _LONGEST_WAIT) + (error.after or 0.0)
             finally:
                 self._in_flight[url] -= 1
             await asyncio.sleep(wait)
@@ -207,12 +228,12 @@ class Client:
         self.usage.sent += 1
         try:
             async with self._session.post(
-                f"{url}/chat/completions", data=json.dumps(body).encode()
+                f"{url}/chat/completions", data=json.dumps(body).encode(), allow_redirects=False
             ) as response:
                 data = await _read(response)
                 status, headers = response.status, response.headers
         except TimeoutError:
-            raise Retry(f"no whole answer within {self.timeout:.0f} s") from None
+            raise Retry(f"no whole answer within {self.timeout:g} s") from None
         except aiohttp.ClientError as error:
             raise Retry(f"{type(error).__name__}: {error}") from None
         if status == 200:
@@ -224,16 +245,16 @@ class Client:
     def _refuse(self, status: int, headers: Mapping, data: bytes, url: str) -> None:
         """Raise what an answer other than 200 means."""
         said = error_message(data)
+        if 300 <= status < 400:  # prompts go where the user sent them and nowhere else
+            said = headers.get("Location", said)
+            raise SelfsynthError(f"{url} is not the server's address ({status}: {said})")
         if status in (401, 403):
             raise SelfsynthError(f"{url} refuses the API key ({status}: {said})")
         if status == 404:
             raise SelfsynthError(f"{url} does not know model {self.endpoint.name!r} (404: {said})")
         if status in (408, 409, 425, 429) or status >= 500:
             raise Retry(f"status {status}: {said}", retry_after(headers))
-        too_long = any(
-            sign in said.lower() for sign in ("context_length", "context length", "n_ctx")
-        )
-        too_long = too_long or "exceed_context_size" in said or "context size" in said
+        too_long = any(sign in said.lower() for sign in _TOO_LONG)
         raise Rejected(
             "context_exceeded" if too_long else "request_failed", f"status {status}: {said}"
         )
@@ -245,12 +266,14 @@ class Client:
         loop = asyncio.get_running_loop()
         saved = loop.create_future()
         if not self._unsaved:
-            loop.call_later(_GROUP, self._write)
+            loop.call_soon(self._write)
         self._unsaved.append(((key, self.endpoint.fingerprint, request, answer), saved))
         await saved
 
     def _write(self) -> None:
         group, self._unsaved = self._unsaved, []
+        if not group:  # written already, on the way out
+            return
         try:
             self.store.put([row for row, _ in group])
         except SelfsynthError as error:
@@ -283,6 +306,8 @@ def parse(data: bytes) -> Completion:
     try:
         body = json.loads(data)
         choices = body["choices"]
+        if not isinstance(choices, list):
+            raise TypeError(f"choices is {type(choices).__name__}")
         choice = choices[0] if choices else {}
         message = choice.get("message") or {}
         content = message.get("content")
@@ -299,7 +324,14 @@ def parse(data: bytes) -> Completion:
             top_logprobs=_top_logprobs(choice),
             model=_text(body.get("model")),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise Retry(f"not a chat completion ({type(error).__name__}: {str(error)[:80]})") from None
 
 
@@ -336,9 +368,9 @@ def error_message(data: bytes) -> str:
         error = error.get("error", error)
         parts = [error.get(name) for name in ("message", "code", "type")]
         said = " ".join(str(part) for part in parts if part) or said
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         pass
-    return " ".join(said.split())[:300] or "no explanation"
+    return _whole(" ".join(said.split())[:300]) or "no explanation"
 
 
 def retry_after(headers: Mapping) -> float | None:
@@ -351,6 +383,6 @@ def retry_after(headers: Mapping) -> float | None:
     except ValueError:
         try:
             seconds = parsedate_to_datetime(value).timestamp() - time.time()
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return None
     return min(max(seconds, 0.0), _LONGEST_WAIT) if math.isfinite(seconds) else None

@@ -90,6 +90,8 @@ def find(spec: str, base_urls: Sequence[str] = (), api_key_env: str | None = Non
         UsageError: the spec, a URL or the key's variable is not usable.
         SelfsynthError: weights or revision cannot be had.
     """
+    if not spec.strip():
+        raise UsageError("no model is named")
     if base_urls:
         urls = tuple(dict.fromkeys(_checked_url(url) for url in base_urls))
         key = _key(api_key_env)
@@ -109,9 +111,9 @@ def find(spec: str, base_urls: Sequence[str] = (), api_key_env: str | None = Non
     if spec.endswith(".gguf"):
         path, name = fetch_gguf(spec)
         return Model(spec, name, f"sha256:{sha256_of(path)}", gguf=path)
-    if Path(spec).is_dir():
-        digest = f"sha256:{folder_sha256(Path(spec))}"
-        return Model(spec, digest, digest, hub_id=str(Path(spec).resolve()))
+    if (folder := Path(os.path.expanduser(spec))).is_dir():  # noqa: PTH111
+        digest = f"sha256:{folder_sha256(folder)}"
+        return Model(spec, digest, digest, hub_id=str(folder.resolve()))
     hub_id, revision = split_revision(spec)
     commit = resolve(hub_id, revision, "model")
     model = f"{hub_id}@{commit}"
@@ -161,11 +163,15 @@ def serve(model: Model, slots: int, context: int, log: Path) -> Iterator[Endpoin
 
 
 def _checked_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise UsageError(f"{url!r} is not a base URL (https://host/v1)")
-    if parts.username or parts.password:
+    if "@" in url:  # and is not shown: what stands before it may be a password
         raise UsageError("a base URL must hold no user or password: use --api-key-env")
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is none, half an IPv6 address
+        usable = False
+    if not usable or parts.query or parts.fragment or url != "".join(url.split()):
+        raise UsageError(f"{url!r} is not a base URL (https://host/v1)")
     return url.rstrip("/").removesuffix("/chat/completions")
 
 
@@ -174,4 +180,6 @@ def _key(variable: str | None) -> str | None:
         return None
     if not (key := os.environ.get(variable, "").strip()):
         raise UsageError(f"the environment variable {variable} (the API key) is not set")
+    if not key.isascii() or not key.isprintable():
+        raise UsageError(f"the environment variable {variable} holds no API key")
     return key

@@ -1,5 +1,6 @@
 """Engines: model servers that run as children of the command and end with it."""
 
+import http.client
 import json
 import os
 import secrets
@@ -8,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,10 +62,11 @@ def llama(
     command = [sys.executable, "-m", "selfsynth.serving.llama_engine", str(gguf)]
     command += ["--name", name, "--slots", str(slots), "--context", str(context)]
     command += ["--parent", str(os.getpid())] + (["--lora", str(lora)] if lora else [])
+    since = _size(log)
     with _child(command, log, stdout=subprocess.PIPE) as process:
         line = process.stdout.readline()  # empty when the process ends without it
         if not line:
-            raise SelfsynthError(f"llama.cpp cannot serve {gguf.name}: {_last_line(log)}")
+            raise SelfsynthError(f"llama.cpp cannot serve {gguf.name}: {_last_line(log, since)}")
         ready = json.loads(line)
         yield Engine(ready["url"], "llama.cpp (xllamacpp)", ready["version"], process, log)
 
@@ -97,12 +98,12 @@ def vllm(model: str, revision: str | None, log: Path) -> Iterator[Engine]:
     command += ["--generation-config", "vllm", "--max-logprobs", "20"]
     command += ["--revision", revision, "--tokenizer-revision", revision] if revision else []
     guard = [sys.executable, "-m", "selfsynth.serving.guard", str(os.getpid()), *command]
-    root = f"http://127.0.0.1:{port}"
+    root, since = f"http://127.0.0.1:{port}", _size(log)
     with _child(guard, log, env={**os.environ, "VLLM_API_KEY": key}) as process:
         deadline = time.monotonic() + _START_LIMIT
         while _get(f"{root}/health") is None:
             if process.poll() is not None:
-                raise SelfsynthError(f"vllm cannot serve {model}: {_last_line(log)}")
+                raise SelfsynthError(f"vllm cannot serve {model}: {_last_line(log, since)}")
             if time.monotonic() > deadline:
                 raise SelfsynthError(f"vllm did not answer within {_START_LIMIT:.0f} s: see {log}")
             time.sleep(0.5)
@@ -133,6 +134,8 @@ def _child(command: list[str], log: Path, **options) -> Iterator[subprocess.Pope
         yield process
     finally:
         end(process)
+        if process.stdout:
+            process.stdout.close()
 
 
 def _free_port() -> int:
@@ -142,14 +145,21 @@ def _free_port() -> int:
 
 
 def _get(url: str) -> str | None:
+    # The user's proxy is for the world outside, not for a server of our own.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with opener.open(url, timeout=5) as answer:
             return answer.read().decode()
-    except (OSError, urllib.error.HTTPError):
+    except (OSError, http.client.HTTPException):  # HTTP's error statuses are OSErrors here
         return None
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").split("\n")[-50:]
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
+
+
+def _last_line(log: Path, since: int) -> str:
+    """Return the line that tells most of what an engine wrote to its log after `since` bytes."""
+    lines = log.read_bytes()[since:].decode(errors="replace").split("\n")[-50:]
     told = [line for line in lines if "error" in line.lower()] or [line for line in lines if line]
     return f"{told[-1].strip()[:300] if told else 'no output'} (see {log})"

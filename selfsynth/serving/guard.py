@@ -24,6 +24,7 @@ def _end_on_our_death() -> None:
 
 
 def main() -> int:
+    """Run the command; return its exit status, or 1 when it was made to end."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
     asked = []
     for number in (signal.SIGTERM, signal.SIGINT):

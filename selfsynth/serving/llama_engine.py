@@ -17,6 +17,7 @@ from selfsynth.processes import end_with_parent
 
 
 def main() -> None:
+    """Serve until the parent ends or a signal comes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("gguf")
     parser.add_argument("--lora", help="a LoRA adapter in GGUF form")

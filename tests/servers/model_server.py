@@ -50,7 +50,18 @@ except ImportError:
         return text.encode("utf-8", "surrogatepass")
 
 
-WORDS = ["answer", "apple", "autumn", "balance", "basket", "beach", "before", "better", "blue", "bread", "bridge", "bright", "brother", "butter", "calm", "candle", "careful", "castle", "chair", "choose", "circle", "city", "clean", "clear", "clock", "cloud", "coffee", "colour", "corner", "cotton", "country", "cousin", "daily", "dinner", "doctor", "dream", "early", "earth", "easy", "engine", "evening", "family", "farmer", "field", "finger", "fire", "first", "flower", "follow", "forest", "fresh", "friend", "garden", "gentle", "glass", "golden", "green", "guide", "habit", "handle", "harbour", "hidden", "history", "honest", "house", "idea", "island", "jacket", "journey", "kitchen", "ladder", "letter", "light", "little", "lunch", "market", "meadow", "measure", "minute", "mirror", "morning", "mountain", "music", "narrow", "neighbour", "notebook", "ocean", "older", "orange", "orchard", "paint", "paper", "pattern", "pencil", "picture", "planet", "pocket", "quick", "quiet", "rain", "reason", "remember", "river", "road", "school", "season", "secret", "shadow", "silver", "simple", "sister", "slow", "smooth", "spring", "stone", "story", "summer", "supper", "table", "teacher", "thunder", "ticket", "travel", "valley", "village", "violet", "walk", "warm", "water", "weather", "window", "winter", "wonder", "wooden", "work", "yellow", "young"]
+WORDS = """
+answer apple autumn balance basket beach before better blue bread bridge bright brother butter
+calm candle careful castle chair choose circle city clean clear clock cloud coffee colour corner
+cotton country cousin daily dinner doctor dream early earth easy engine evening family farmer
+field finger fire first flower follow forest fresh friend garden gentle glass golden green guide
+habit handle harbour hidden history honest house idea island jacket journey kitchen ladder
+letter light little lunch market meadow measure minute mirror morning mountain music narrow
+neighbour notebook ocean older orange orchard paint paper pattern pencil picture planet pocket
+quick quiet rain reason remember river road school season secret shadow silver simple sister
+slow smooth spring stone story summer supper table teacher thunder ticket travel valley village
+violet walk warm water weather window winter wonder wooden work yellow young
+""".split()  # noqa: SIM905 - a list would take a hundred lines
 FILLERS = "The Response I Both Based Answer ** In As My Overall It This To After While Let We"
 
 JUDGE_PATTERN = r"(?i)\bonly (one|a single)? ?(digit|word|number)\b|Yes or No"
@@ -566,7 +577,8 @@ class ModelServer:
             raise Refusal(400, message, "context_length_exceeded", "messages")
 
     async def _wait(self, record: Record) -> None:
-        low, *_, high = [self.delay] * 2 if isinstance(self.delay, int | float) else self.delay
+        delays = [self.delay] if isinstance(self.delay, int | float) else self.delay
+        low, high = delays[0], delays[-1]
         if high > 0:
             await asyncio.sleep(low + (high - low) * fraction(bytes.fromhex(record.sha256)))
 

@@ -1,0 +1,34 @@
+# make sao    from nothing to a self-made preference dataset, on two cores
+# make test   everything installed, everything checked
+
+PYTHON ?= python3
+PROMPTS ?= 8
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: sao test lint
+
+sao: $(VENV)/sao
+	$(BIN)/python pipelines/sao.py --num-prompts $(PROMPTS) --max-new-tokens 512
+
+test: $(VENV)/test lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# A stamp file says which set of packages a venv holds, and when.
+$(VENV)/sao: pyproject.toml constraints.txt | $(VENV)/new
+	$(PIP) --editable '.[embedded]'
+	touch $@
+
+$(VENV)/test: pyproject.toml constraints.txt | $(VENV)/new
+	$(PIP) --editable '.[embedded,train,eval,review,test]'
+	touch $@ $(VENV)/sao
+
+$(VENV)/new:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 …")'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
