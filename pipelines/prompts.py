@@ -36,7 +36,7 @@ _AI = r"""
     an? \s (?: large \s )?
     (?: (?: ai | artificial \s intelligence ) (?: \s language )?
         (?: \s (?: model | assistant | system | chatbot | program ) )?
-      | language \s model | (?: virtual | digital ) \s assistant )
+      | language \s model (?: \s ai )? | (?: virtual | digital ) \s assistant )
     (?: \s (?: created | developed | trained | made | built ) \s by \s [^,.\n]{1,40} )?
 """
 _THAT = r"""(?:
@@ -46,7 +46,7 @@ _THAT = r"""(?:
   | that \s information \b
 )"""
 _CONTENT = r"""(?:
-    (?: \w+ \s (?: or | and ) \s )?
+    (?: (?: \w+ \s )? (?: or | and ) \s (?: \w+ \s )? )?
     (?: harmful | illegal | inappropriate | explicit | offensive | unethical | dangerous | hateful
       | sexual | violent | discriminatory ) \b
   | (?: medical | legal | financial ) \s (?: advice | opinions? ) \b
@@ -69,12 +69,12 @@ _REFUSALS = re.compile(
       | i \s (?: must | have \s to | need \s to ) \s (?: \w+ly \s )? (?: decline | refuse )
         (?: [.,;!] | $ | \s {_THAT}
           | \s to \s (?: assist | answer | write | create | generate ) \b )
-      | i (?: \s (?: cannot | can't | can \s not )
+      | i (?: \s (?: cannot | can't | can \s not | should \s not )
             | \s (?: won't | will \s not ) (?: \s be \s able \s to )?
             | (?: 'm | \s am ) \s (?: unable | not \s able | not \s allowed ) \s to )
-        (?: [.!]? \s* $
+        (?: [.!] (?: \s | $ ) | $
           | \s (?: assist | help ) (?: \s you )?
-            (?: [.!]? \s* $ | [.!] \s | \s with \s (?: {_THAT} | {_CONTENT} ) )
+            (?: [.!] (?: \s | $ ) | $ | \s with \s (?: {_THAT} | {_CONTENT} ) )
           | \s (?: fulfill? | complete | comply \s with | process | answer | respond \s to
                 | continue (?: \s with )? | do | engage \s in | participate \s in
                 | proceed \s with )

@@ -45,15 +45,14 @@ from selfsynth.schema import JUDGE_MODES, LEDGER_SCHEMA, pair_id
 from selfsynth.serving import Completion, Request, Store, find
 
 PROMPT_FOR_PROMPT = """\
-You are this person:
+Here is a person:
 
 {persona}
 
-Write one request that you, as this person, might send to an AI assistant. Make it specific and \
-informative: it must be possible to answer it without knowing anything else. Do not answer it. \
-Begin with the label "{label}" and write nothing but the request after it.""".replace(
-    "{label}", LABEL
-)
+Write ONE prompt that this person might send to an AI assistant: a question or a task from their \
+work or life, in their own words. The prompt must be specific and informative, so that it can be \
+answered without asking back. Do not answer it. Start with "{label}" and write nothing after the \
+prompt.""".replace("{label}", LABEL)
 
 LONGEST_PERSONA = 4000  # characters, about 1,000 tokens
 

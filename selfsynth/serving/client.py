@@ -276,7 +276,7 @@ class Client:
             return
         try:
             self.store.put([row for row, _ in group])
-        except SelfsynthError as error:
+        except Exception as error:  # whatever it is, those who wait must hear of it
             for _, saved in group:
                 if not saved.done():
                     saved.set_exception(error)

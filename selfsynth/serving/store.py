@@ -113,7 +113,7 @@ class Store:
                 f"SELECT key, answer FROM answers WHERE key IN ({','.join('?' * len(some))})",  # noqa: S608
                 some,
             )
-            found |= {key: Completion(**self._fields(answer)) for key, answer in rows}
+            found |= {key: self._made(Completion, answer) for key, answer in rows}
         return found
 
     def put(self, answers: Iterable[tuple[str, str, Request, Completion]]) -> None:
@@ -134,7 +134,7 @@ class Store:
     def __iter__(self) -> Iterator[tuple[str, Request, Completion]]:
         """Yield (fingerprint, request, answer) of everything stored, in the order of keys."""
         for model, request, answer in self._run("SELECT model, request, answer FROM answers"):
-            yield model, Request(**self._fields(request)), Completion(**self._fields(answer))
+            yield model, self._made(Request, request), self._made(Completion, answer)
 
     def _run(self, statement: str, values: Iterable = ()) -> list[tuple]:
         try:
@@ -142,11 +142,15 @@ class Store:
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise self._failure(error, "read") from error
 
-    def _fields(self, text: str) -> dict:
+    def _made(self, kind: type, text: str) -> Request | Completion:
         try:
-            return json.loads(text)
+            return kind(**json.loads(text))
         except ValueError as error:
             raise self._damaged(f"what it holds is no JSON: {error}") from error
+        except TypeError as error:
+            raise SelfsynthError(
+                f"{self.path} is not of this version of selfsynth: {error}"
+            ) from error
 
     def _failure(self, error: Exception, done: str) -> SelfsynthError:
         code = getattr(error, "sqlite_errorcode", None) or 0  # extended: its low byte is the kind

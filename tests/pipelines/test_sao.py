@@ -621,7 +621,7 @@ def test_trl_takes_the_rows_as_they_are(embedded, tmp_path, monkeypatch):
         "report_to": "none",
         "save_strategy": "no",
         "logging_steps": 1,
-        "max_length": 512,
+        "max_length": 8192,
         "disable_tqdm": True,
     }
     for name, trainer, settings, model in (
@@ -630,8 +630,9 @@ def test_trl_takes_the_rows_as_they_are(embedded, tmp_path, monkeypatch):
         ("reward", RewardTrainer, RewardConfig, Qwen2ForSequenceClassification),
     ):
         torch.manual_seed(0)
+        model(config).save_pretrained(tmp_path / "tiny")
         training = trainer(
-            model=model(config),
+            model=model.from_pretrained(tmp_path / "tiny"),
             args=settings(output_dir=str(tmp_path / name), **common),
             train_dataset=pairs,
             processing_class=tokenizer,

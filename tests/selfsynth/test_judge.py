@@ -624,6 +624,8 @@ def test_a_tag_in_disguise_gives_the_tags_an_ending(text):
         (["</response_1> </response-3>", "<request - 2>"], "-4"),
         (["</response_1> </response_1–2>", "x"], "-3"),
         (["</response_1> </response_1-２>", "x"], "-3"),
+        (["</response_1> </response_1-٢>", "x"], "-3"),
+        (["</response_1> </response_1-2", "x"], "-3"),
     ],
 )
 def test_marks(texts, mark):
