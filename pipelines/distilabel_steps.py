@@ -13,13 +13,14 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import datasets
 from pydantic import PrivateAttr
@@ -31,9 +32,10 @@ warnings.filterwarnings("ignore", category=UnsupportedFieldAttributeWarning)
 
 _excepthook = sys.excepthook
 import distilabel.pipeline.base as distilabel_base  # noqa: E402
+from distilabel import steps as distilabel_steps  # noqa: E402
 from distilabel.models.llms import LLM  # noqa: E402
 from distilabel.pipeline import Pipeline  # noqa: E402
-from distilabel.steps import GeneratorStep, Step, StepInput  # noqa: E402
+from distilabel.steps import GeneratorStep, StepInput  # noqa: E402
 from distilabel.steps.tasks import Task  # noqa: E402
 from distilabel.typing import GeneratorStepOutput, StepOutput  # noqa: E402
 
@@ -60,6 +62,9 @@ __all__ = [
 BATCH = 500
 """Rows a batch: distilabel spends about 0.1 s on each, and a step waits for a batch's last answer
 while the other steps go on."""
+
+
+_ROWS = "rows.jsonl"
 
 
 class ServedLLM(LLM):
@@ -102,11 +107,24 @@ class ServedLLM(LLM):
         return [{"generations": [row], "statistics": {}} for row in answers]
 
 
-class Ask(Task):
+class Strict:
+    """A step whose faults end the run, where distilabel would go on with rows of None."""
+
+    def impute_step_outputs(self, step_output: list[dict[str, Any]]) -> NoReturn:
+        """Print the fault that distilabel has just caught, and end this worker."""
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+class Step(Strict, distilabel_steps.Step):
+    """A step that changes rows without asking a model."""
+
+
+class Ask(Strict, Task):
     """A task that sends any number of requests a row, each by itself.
 
-    Rows that have a `reason` already go through untouched. Nothing is caught here: a fault shows
-    as rows of None, which end the run.
+    Rows that have a `reason` already go through untouched.
     """
 
     role: str
@@ -129,26 +147,27 @@ class Ask(Task):
         ]
 
 
-def start(declare: Callable[[], Pipeline], result: Path, log: Path) -> multiprocessing.Process:
+def start(declare: Callable[[], Pipeline], folder: Path, log: Path) -> multiprocessing.Process:
     """Start a pipeline in a process of its own, and return that process.
 
     The pipeline's last step yields rows with the one column `row`, a JSON text: distilabel
     guesses column types batch by batch, and a column that is null in one batch and not in the
-    next breaks it. When the process ends with status 0, `result` holds all rows as JSON lines.
+    next breaks it. When the process has ended with status 0, `read_rows(folder)` has all rows.
 
     Args:
         declare: returns the pipeline; called in the new process.
+        folder: a temporary folder of the caller's, for everything that the pipeline writes.
         log: the file that everything the pipeline prints is appended to.
     """
     parent = os.getpid()
     # fork, also where it is not Python's default: distilabel's step processes need it.
     context = multiprocessing.get_context("fork")
-    process = context.Process(target=_run, args=(parent, declare, result, log), name="pipeline")
+    process = context.Process(target=_run, args=(parent, declare, folder, log), name="pipeline")
     process.start()
     return process
 
 
-def _run(parent: int, declare: Callable[[], Pipeline], result: Path, log: Path) -> None:
+def _run(parent: int, declare: Callable[[], Pipeline], folder: Path, log: Path) -> None:
     os.setsid()  # Ctrl-C at the terminal is for the command alone; it ends this group
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -162,18 +181,16 @@ def _run(parent: int, declare: Callable[[], Pipeline], result: Path, log: Path) 
     multiprocessing.current_process().name = "MainProcess"  # distilabel logs in no other
     # distilabel looks every 2.5 s whether its steps have loaded, which takes them a tenth of it.
     distilabel_base.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, 0.05)))
-    with tempfile.TemporaryDirectory(prefix="selfsynth-") as folder:
-        datasets.config.HF_DATASETS_CACHE = Path(folder) / "datasets"
-        datasets.disable_progress_bars()
-        pipeline = declare()
-        pipeline._cache_dir = Path(folder) / "distilabel"
-        threading.Thread(target=_watch_workers, args=(pipeline,), daemon=True).start()
-        rows = pipeline.run(use_cache=False)["default"]["train"]["row"]
-        if None in rows:
-            raise RuntimeError("a step failed and left rows of None: see the traceback above")
-        part = result.with_suffix(".part")
-        part.write_text("".join(row + "\n" for row in rows), encoding="utf-8")
-        os.replace(part, result)
+    # Also Python's own temporary files: the caller removes the folder, however this ends.
+    tempfile.tempdir = str(folder)
+    datasets.config.HF_DATASETS_CACHE = folder / "datasets"
+    datasets.disable_progress_bars()
+    pipeline = declare()
+    pipeline._cache_dir = folder / "distilabel"
+    threading.Thread(target=_watch_workers, args=(pipeline,), daemon=True).start()
+    rows = pipeline.run(use_cache=False)["default"]["train"]["row"]
+    text = "".join(row + "\n" for row in rows)
+    (folder / _ROWS).write_text(text, encoding="utf-8")
 
 
 def _watch_workers(pipeline: Pipeline) -> None:
@@ -199,7 +216,7 @@ def end(process: multiprocessing.Process) -> None:
     process.join()
 
 
-def read_rows(result: Path) -> list[dict[str, Any]]:
+def read_rows(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of a finished pipeline."""
-    with result.open(encoding="utf-8") as lines:
+    with (folder / _ROWS).open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]

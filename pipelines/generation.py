@@ -67,15 +67,15 @@ class Served:
         Raises:
             SelfsynthError: the pipeline, an engine or a server failed for good.
         """
-        with tempfile.TemporaryDirectory(prefix="selfsynth-") as folder:
-            path, result = Path(folder) / "broker", Path(folder) / "rows.jsonl"
-            with listen(path) as listener:
-                process = start(lambda: declare(path), result, self.run.log)
+        with tempfile.TemporaryDirectory(prefix="selfsynth-", ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            with listen(folder / "broker") as listener:
+                process = start(lambda: declare(folder / "broker"), folder, self.run.log)
                 try:
                     done = asyncio.run(self._answer(listener, process, rows, requests))
                 finally:
                     end(process)
-            return read_rows(result), done
+            return read_rows(folder), done
 
     async def _answer(
         self,
@@ -112,10 +112,10 @@ class Served:
                 "the same command goes on where it ended"
             )
         sent = sum(client.usage.sent for client in clients)
-        again = sum(client.usage.failed_tries for client in clients)
+        failed = sum(client.usage.failed_tries for client in clients)
         say(
-            f"{sent:,} requests sent in {duration(time.monotonic() - began)}, "
-            f"{again:,} of them failed and were asked again"
+            f"{sent:,} requests sent in {duration(time.monotonic() - began)}"
+            + (f", {failed:,} of them in vain" if failed else "")
         )
         return broker.roles
 
@@ -128,14 +128,14 @@ def _state(
     seconds: float,
 ) -> str:
     done = {role: roles[role].rows if role in roles else 0 for role in requests}
-    tokens = sum(client.usage.completion_tokens for client in clients)
     parts = [f"{role} {count:,}/{rows:,}" for role, count in done.items()]
     parts.append(f"{min(done.values()) / seconds:.1f} rows/s")
+    tokens = sum(client.usage.completion_tokens for client in clients)
     parts.append(f"{tokens / seconds:.0f} tokens/s")
-    share = sum(count * requests[role] for role, count in done.items())
-    share /= rows * sum(requests.values())
-    if share:
-        parts.append(f"{duration(seconds / share - seconds)} left")
+    # By the pace of what was sent: answers from the store come in no time.
+    if sent := sum(client.usage.sent for client in clients):
+        left = sum((rows - done[role]) * requests[role] for role in requests)
+        parts.append(f"{duration(left * seconds / sent)} left")
     return " · ".join(parts)
 
 

@@ -38,7 +38,7 @@ from pipelines.personas import choose
 from pipelines.prompts import LABEL, Seen, parse, unusable
 from selfsynth import judge as judging
 from selfsynth.config import ConfigOption
-from selfsynth.errors import UsageError, command
+from selfsynth.errors import DebugOption, UsageError, command
 from selfsynth.progress import say
 from selfsynth.runs import RunFolder
 from selfsynth.schema import JUDGE_MODES, LEDGER_SCHEMA, pair_id
@@ -66,7 +66,7 @@ class Settings:
     top_p: float
     max_new_tokens: int
     judge_mode: str
-    judge_orders: int
+    judge_orders: int | None
     judge_logprobs: bool
     min_margin: float
     keep_truncated: bool
@@ -101,7 +101,7 @@ class TakePersonas(GeneratorStep):
 
     @property
     def outputs(self) -> list[str]:
-        return ["index", "persona", "reason", *GROWN]
+        return ["index", "persona", "reason", *EMPTY]
 
     def process(self, offset: int = 0) -> GeneratorStepOutput:
         personas = json.loads(Path(self.path).read_text(encoding="utf-8"))
@@ -112,14 +112,14 @@ class TakePersonas(GeneratorStep):
                     "index": start_at + place,
                     "persona": persona,
                     "reason": "persona_too_long" if len(persona) > LONGEST_PERSONA else None,
-                    **GROWN,
+                    **EMPTY,
                 }
                 for place, persona in enumerate(some)
             ]
             yield rows, start_at + len(some) == len(personas)
 
 
-GROWN: dict[str, Any] = {
+EMPTY: dict[str, Any] = {
     "prompt": None,
     "responses": [],
     "finish_reasons": [],
@@ -157,7 +157,10 @@ class WritePrompts(Ask):
         if answer.text is None:
             return {"reason": "prompt_missing"}
         prompt = parse(answer.text)
-        return {"prompt": prompt, "reason": unusable(prompt)}
+        reason = unusable(prompt)
+        if answer.finish_reason == "length" and not self.settings.keep_truncated:
+            reason = reason or "prompt_truncated"
+        return {"prompt": prompt, "reason": reason}
 
 
 class DropRepeatedPrompts(Step):
@@ -246,7 +249,7 @@ class JudgeResponses(Ask):
             row["prompt"],
             row["responses"],
             seed=request_seed(self.settings.seed, row["index"], "judge"),
-            orders=self.settings.judge_orders,
+            orders=self.settings.judge_orders or 1,
             logprobs=self.settings.judge_logprobs,
         )
 
@@ -268,7 +271,7 @@ class MakePairs(Step):
 
     @property
     def inputs(self) -> list[str]:
-        return ["index", "persona", "reason", *GROWN]
+        return ["index", "persona", "reason", *EMPTY]
 
     @property
     def outputs(self) -> list[str]:
@@ -394,7 +397,7 @@ def main(
         Path | None, typer.Option(help="run folder; default runs/sao/<model>-<n>-s<seed>")
     ] = None,
     config: ConfigOption = None,
-    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+    debug: DebugOption = False,
 ) -> None:
     if not all(math.isfinite(value) for value in (temperature, top_p, min_margin)):
         raise UsageError("--temperature, --top-p and --min-margin must be finite numbers")
@@ -408,8 +411,10 @@ def main(
     people, origin = choose(personas, seed, num_prompts)
     generator = find(model, base_url or (), api_key_env)
     judge_model = find(judge, judge_base_url or (), judge_api_key_env) if judge else generator
+    if judge_model == generator:  # named twice, it is still served once
+        judge_model = generator
     mode = judge_mode or ("rating" if judge_model.embedded else "pairwise")
-    orders = judge_orders if mode == "pairwise" else 1
+    orders = judge_orders if mode == "pairwise" else None
     folder = output_dir or Path("runs/sao", f"{slug(model)}-{num_prompts}-s{seed}")
 
     def identity(model_name: str, judge_name: str) -> dict[str, Any]:
@@ -423,7 +428,7 @@ def main(
             "top_p": top_p,
             "max_new_tokens": max_new_tokens,
             "judge_mode": mode,
-            "judge_orders": orders if mode == "pairwise" else None,
+            "judge_orders": orders,
             "min_margin": min_margin,
             "keep_truncated": keep_truncated,
             "labels": "self",
@@ -461,8 +466,9 @@ def main(
             path = run.requests / "personas.json"
             path.write_text(json.dumps(people), encoding="utf-8")
 
-            requests = {"prompt": 1, "response": 2, "judge": orders if mode == "pairwise" else 2}
-            say(expected(num_prompts, requests, max_new_tokens))
+            requests = {"prompt": 1, "response": 2, "judge": orders or 2}
+            shown = 2 if mode == "pairwise" else 1
+            say(expected(num_prompts, requests, shown, max_new_tokens))
             rows, done = models.ask(
                 lambda socket: declare(settings, path, socket), num_prompts, requests
             )
@@ -483,6 +489,12 @@ def main(
     generation.tell(run, generation.counts_of(pairs, ledger))
 
 
+def short_name(model: str) -> str:
+    """Return a model's name for titles: without commits, and a file's hash cut short."""
+    model = re.sub(r"@[0-9a-f]{40}", "", model)
+    return re.sub(r"(sha256:[0-9a-f]{8})[0-9a-f]+", r"\1", model)
+
+
 def slug(model: str) -> str:
     """Return a model's name as a part of a folder's name."""
     name = model.removesuffix(".gguf").rstrip("/").rpartition("/")[2]
@@ -496,26 +508,31 @@ def wording(mode: str) -> dict[str, str]:
     return {name: hashlib.sha256(text.encode()).hexdigest()[:8] for name, text in texts.items()}
 
 
-def expected(rows: int, requests: Mapping[str, int], max_new_tokens: int) -> str:
+def expected(rows: int, requests: Mapping[str, int], shown: int, max_new_tokens: int) -> str:
     """Say how many requests and about how many tokens are coming.
 
-    Prompts have about 60 tokens and answers about half of what they may; a judge reads what it
-    judges.
+    From runs of small models: a prompt has about 60 tokens, an answer half of what it may, and
+    the texts around them 150.
+
+    Args:
+        requests: requests a row by role.
+        shown: responses that one judge request shows.
     """
-    answer = min(max_new_tokens, 1024) // 2
-    written = rows * (60 + requests["response"] * answer)
-    read = rows * (150 + requests["response"] * 60 + 2 * (200 + answer))
+    prompt, answer, around = 60, min(max_new_tokens, 1024) // 2, 150
+    written = prompt + requests["response"] * answer + requests["judge"]
+    read = around + requests["response"] * prompt
+    read += requests["judge"] * (around + prompt + shown * answer)
     return (
         f"{rows:,} personas: up to {rows * sum(requests.values()):,} requests, "
-        f"about {written:,} tokens to write and {read:,} to read"
+        f"about {rows * written:,} tokens to write and {rows * read:,} to read"
     )
 
 
 def facts(models: generation.Served, origin: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the card says of the models beside their names."""
     return {
-        "model_name": models.model.model.partition("@")[0],
-        "judge_name": models.judge.model.partition("@")[0],
+        "model_name": short_name(models.model.model),
+        "judge_name": short_name(models.judge.model),
         "model_licence": models.model.licence,
         "judge_licence": models.judge.licence,
         "languages": ["en"] if origin["source"] == "builtin" else [],

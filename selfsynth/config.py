@@ -1,7 +1,7 @@
 """`--config FILE.yaml`: the flags of a command in a file; a flag on the command line wins."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -54,10 +54,21 @@ def _take(context: typer.Context, path: Path | None) -> Path | None:
     if unknown := sorted(str(key) for key in values if key not in known):
         raise UsageError(f"{path}: unknown keys: {', '.join(unknown)}")
     context.default_map = {
-        key: [str(one) for one in value] if isinstance(value, list) else value
-        for key, value in values.items()
+        key: _fitting(value, known[key], f"{path}: {key}") for key, value in values.items()
     }
     return path
+
+
+def _fitting(value: object, flag: Any, where: str) -> object:
+    """Return a value as the flag's own check takes it, or say why it never can."""
+    if flag.is_flag != isinstance(value, bool):
+        raise UsageError(f"{where} must be {'true or false' if flag.is_flag else 'a value'}")
+    values = value if isinstance(value, list) and flag.multiple else [value]
+    if any(isinstance(one, dict | list | None) for one in values):
+        raise UsageError(
+            f"{where} must be {'one value or a list' if flag.multiple else 'one value'}"
+        )
+    return [str(one) for one in values] if flag.multiple else value
 
 
 ConfigOption = Annotated[

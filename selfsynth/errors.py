@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
@@ -25,18 +26,29 @@ class UsageError(SelfsynthError):
     exit_status = 2
 
 
-class Stopped(SelfsynthError):
-    """The user stopped the command (Ctrl-C or SIGTERM)."""
+STOPPED = 130
+"""The exit status when the user stopped the command (Ctrl-C or SIGTERM)."""
 
-    exit_status = 130
+_show_tracebacks = False
+
+
+def _debug(asked: bool) -> bool:
+    global _show_tracebacks
+    _show_tracebacks = _show_tracebacks or asked
+    return asked
+
+
+DebugOption = Annotated[
+    bool, typer.Option("--debug", callback=_debug, help="show tracebacks of errors")
+]
 
 
 def command(app: typer.Typer) -> Callable[[], None]:
     """Return `app` as a function that ends the process by the rules above.
 
     Errors of this project, of the command line and of the operating system become one line on
-    stderr. Anything else is a fault of ours and is said to be one. `--debug` anywhere on the
-    command line shows the traceback instead of hiding it.
+    stderr. Anything else is a fault of ours and is said to be one. With a `DebugOption` the
+    traceback follows.
     """
 
     def main() -> None:
@@ -47,11 +59,11 @@ def command(app: typer.Typer) -> Callable[[], None]:
         try:
             # Typer hands back the status of a typer.Exit, and makes one of a Ctrl-C.
             status = app(standalone_mode=False) or 0
-            if status == Stopped.exit_status:
+            if status == STOPPED:
                 raise KeyboardInterrupt
         except BaseException as error:
             status = report(error)
-            if status and "--debug" in sys.argv and not isinstance(error, SystemExit):
+            if status and _show_tracebacks and not isinstance(error, SystemExit):
                 traceback.print_exc()
         sys.exit(status)
 
@@ -66,7 +78,7 @@ def report(error: BaseException) -> int:
         case typer.Exit():
             return error.exit_code
         case KeyboardInterrupt() | typer.Abort():
-            line, status = "stopped", Stopped.exit_status
+            line, status = "stopped", STOPPED
         case SelfsynthError():
             line, status = str(error), error.exit_status
         case TyperException():  # what the command line itself got wrong

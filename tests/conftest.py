@@ -10,13 +10,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(autouse=True)
-def _no_network(monkeypatch, tmp_path):
-    """Every test has its own Hub and datasets cache, and a Hub that refuses connections."""
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
-    monkeypatch.delenv("HF_TOKEN", raising=False)
+# Before any library reads them, and for every process that a test starts: a Hub that refuses
+# connections, and caches inside the repository.
+os.environ |= {
+    "HF_ENDPOINT": "http://127.0.0.1:9",
+    "HF_HOME": str(ROOT / ".cache/huggingface"),
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "SELFSYNTH_CACHE": str(ROOT / ".cache/selfsynth"),
+}
+os.environ.pop("HF_TOKEN", None)
 
 
 @pytest.fixture

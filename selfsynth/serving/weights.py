@@ -146,7 +146,7 @@ def sha256_of(path: Path) -> str:
     path = path.resolve()
     stat = path.stat()
     stamp = f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}"
-    memory = cache_folder() / "sha256" / hashlib.sha256(stamp.encode()).hexdigest()
+    memory = cache_folder() / "sha256" / hashlib.sha256(os.fsencode(stamp)).hexdigest()
     try:
         return json.loads(memory.read_text())
     except (OSError, ValueError):

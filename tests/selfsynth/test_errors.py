@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from selfsynth.errors import SelfsynthError, Stopped, UsageError, command, report
+from selfsynth import errors
+from selfsynth.errors import STOPPED, DebugOption, SelfsynthError, UsageError, command, report
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +26,6 @@ class GateFailed(SelfsynthError):
     [
         (SelfsynthError("no server at x"), 1, "error: no server at x"),
         (UsageError("--seed must be a number"), 2, "error: --seed must be a number"),
-        (Stopped("stopped"), 130, "error: stopped"),
         (GateFailed("too low"), 3, "error: too low"),
         (SelfsynthError("two\n  lines\tand  blanks "), 1, "error: two lines and blanks"),
         (KeyboardInterrupt(), 130, "error: stopped"),
@@ -61,9 +61,8 @@ def test_report(capsys, error, status, line):
 
 
 def test_statuses():
-    assert (SelfsynthError.exit_status, UsageError.exit_status, Stopped.exit_status) == (1, 2, 130)
+    assert (SelfsynthError.exit_status, UsageError.exit_status, STOPPED) == (1, 2, 130)
     assert issubclass(UsageError, SelfsynthError)
-    assert issubclass(Stopped, SelfsynthError)
 
 
 # ---------------------------------------------------------------- through a command line
@@ -72,7 +71,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
-def main(what: str, number: int = 0, debug: bool = False) -> None:
+def main(what: str, number: int = 0, debug: DebugOption = False) -> None:
     """Do what is asked for, which is mostly to fail."""
     raised = {
         "own": SelfsynthError("no server"),
@@ -94,6 +93,7 @@ def main(what: str, number: int = 0, debug: bool = False) -> None:
 @pytest.fixture
 def call(monkeypatch, capsys):
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setattr(errors, "_show_tracebacks", False)
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["app", *words])
