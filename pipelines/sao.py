@@ -399,6 +399,7 @@ def main(
     config: ConfigOption = None,
     debug: DebugOption = False,
 ) -> None:
+    """Make a preference dataset from nothing but a model."""
     if not all(math.isfinite(value) for value in (temperature, top_p, min_margin)):
         raise UsageError("--temperature, --top-p and --min-margin must be finite numbers")
     if not 0 < top_p <= 1:
@@ -484,7 +485,7 @@ def main(
             engines={"model": models.model.engine, "judge": models.judge.engine},
             tokens=generation.tokens_of(done),
             seconds=run.seconds,
-            command=["python", *sys.argv],
+            command=sys.argv,
         )
     generation.tell(run, generation.counts_of(pairs, ledger))
 

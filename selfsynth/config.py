@@ -35,7 +35,7 @@ def load_yaml(path: Path) -> dict:
         found = yaml.load(text, _UniqueKeys)  # noqa: S506 - a SafeLoader
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None

@@ -28,6 +28,10 @@ IMPOSSIBLE = -9999.0
 LARGEST_LOGPROB = 1e-3
 """A log-probability is at most 0, give or take a server's rounding."""
 
+SMALLEST_SHARE = 1e-3
+"""The probability that the choices must have together. A judge that is all but certain to say
+something else ("Neither.") still lists the digits, far down; that is no verdict."""
+
 SMALLEST_MARGIN = 1e-6
 """Margins up to this are ties, whatever the user asked for: below it there is only rounding."""
 
@@ -230,8 +234,8 @@ def score(mode: str, completion: Completion) -> float | None:
     `pairwise`: ln p("1") - ln p("2"); `yesno`: ln p(yes) - ln p(no); `rating`: the digits 1 to 5
     weighted by their probabilities. Variants of a token that differ by blanks (and for yes and no
     by capitals) are summed. Where one of two choices is not listed, the smallest listed
-    log-probability is its upper bound and stands for it; where none is, there is no verdict. Nor
-    is there one in numbers that cannot be log-probabilities (NaN, or more than rounding above 0).
+    log-probability is its upper bound and stands for it; where none is, or all of them together have
+    less than `SMALLEST_SHARE`, there is no verdict. Nor is there one in numbers that cannot be log-probabilities (NaN, or more than rounding above 0).
     Without log-probabilities the text is read: a rating is its digit, yes and no are +1 and -1
     (a sign, no odds), and pairwise has no score.
     """
@@ -247,7 +251,7 @@ def score(mode: str, completion: Completion) -> float | None:
     found = _choice_logprobs(listed, choices)
     weights = {choice: math.exp(value) for choice, value in found.items()}
     total = sum(weights.values())
-    if total == 0.0:  # no choice is listed, or those that are are all but impossible
+    if total < SMALLEST_SHARE:
         return None
     if mode == "rating":
         return sum(int(digit) * weight for digit, weight in weights.items()) / total

@@ -51,7 +51,7 @@ def build(
         "counts": dict(counts),
         "tokens": dict(tokens),
         "wall_seconds": round(seconds, 1),
-        "command": cut(command),
+        "command": f"python {_script(command[0])} {cut(command[1:])}".strip(),
     }
 
 
@@ -104,6 +104,11 @@ def cut(command: Sequence[str]) -> str:
         words.append(option + _cut_value(value, option.rstrip("=") or before))
         before = word
     return shlex.join(words)
+
+
+def _script(path: str) -> str:
+    script, root = Path(path).resolve(), Path(selfsynth.__file__).parent.parent
+    return str(script.relative_to(root)) if script.is_relative_to(root) else script.name
 
 
 def _cut_value(value: str, option: str) -> str:

@@ -64,6 +64,8 @@ class RunFolder:
             except OSError as error:
                 raise SelfsynthError(f"{self.path} cannot be written: {error.strerror}") from None
             stack.pop_all()
+        if not self.card.exists():  # what a kill left of a dataset on its way is none
+            self._remove_dataset()
         self.seconds = self._before = _seconds_so_far(self._time)
         return self
 
@@ -137,14 +139,20 @@ class RunFolder:
 
     def finish(self, stage: Path) -> None:
         """Move what was staged into place: data, assets, provenance, and the card last."""
-        self.card.unlink(missing_ok=True)
+        self._remove_dataset()
         for name in ("data", "assets"):
-            shutil.rmtree(self.path / name, ignore_errors=True)
             os.rename(stage / name, self.path / name)
         os.replace(stage / "provenance.json", self.provenance)
         (self.requests / "ledger.parquet").unlink(missing_ok=True)
         os.replace(stage / "README.md", self.card)
         shutil.rmtree(stage)
+
+    def _remove_dataset(self) -> None:
+        self.card.unlink(missing_ok=True)
+        self.provenance.unlink(missing_ok=True)
+        for name in ("data", "assets"):
+            if (self.path / name).exists():
+                shutil.rmtree(self.path / name)
 
     @property
     def _time(self) -> Path:

@@ -23,6 +23,7 @@ REASONS = {
     "prompt_missing": "the model gave no prompt at all",
     "prompt_empty": "the prompt was empty",
     "prompt_too_short": "the prompt had fewer than three words",
+    "prompt_truncated": "the prompt was cut by the token limit",
     "prompt_refused": "the model refused to write a prompt",
     "prompt_repeated": "an earlier persona had the same prompt",
     "prompt_near_duplicate": "an earlier persona had nearly the same prompt",

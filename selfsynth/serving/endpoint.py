@@ -73,7 +73,7 @@ class Model:
     @property
     def embedded(self) -> bool:
         """Whether this is one of the two models that come with selfsynth."""
-        return self.spec in EMBEDDED
+        return self.spec in EMBEDDED and not self.urls
 
 
 def find(spec: str, base_urls: Sequence[str] = (), api_key_env: str | None = None) -> Model:

@@ -404,7 +404,7 @@ def test_a_judge_that_prefers_the_longer(python, tmp_path):
 
 def test_answers_that_are_cut_are_dropped_unless_kept(python, tmp_path):
     with ModelServer() as server:
-        short = ["--max-new-tokens", 40]
+        short = ["--max-new-tokens", 90]
         python(*arguments(server.url, tmp_path / "dropped", *short))
         python(*arguments(server.url, tmp_path / "kept", *short, "--keep-truncated"))
     reasons = Counter(row["reason"] for row in ledger_of(tmp_path / "dropped"))
@@ -559,7 +559,7 @@ def test_twenty_failures_in_a_row_stop_the_run(python, tmp_path, undisturbed):
 def test_a_second_command_on_the_folder_is_refused(tmp_path, python):
     folder, log = tmp_path / "run", tmp_path / "requests.jsonl"
     with server_process("--delay", 0.1, "--log", log) as url:
-        command = arguments(url, folder)
+        command = arguments(url, folder, "--concurrency", 1)
         first = start(command)
         assert wait_until(lambda: log.exists() and answered(log), 60)
         refused = python(*command, status=1)
@@ -638,7 +638,7 @@ def test_trl_takes_the_rows_as_they_are(embedded, tmp_path, monkeypatch):
             processing_class=tokenizer,
         )
         result = training.train()
-        assert result.global_step == 3 and 0 < result.training_loss < 10, name
+        assert result.global_step == 3 and 0 < result.training_loss < 100, name
         assert len(training.train_dataset) == len(pairs), name
 
 

@@ -185,7 +185,6 @@ def test_values_that_no_flag_could_say(call, text, named):
     test_what_is_refused(call, text, named)
 
 
-@pytest.mark.xfail(strict=True, reason="config.py calls them a fault of selfsynth so far")
 @pytest.mark.parametrize("text", ["model: 2024-02-31\n", f"model: {'[' * 3000}\n"], ids=len)
 def test_values_that_yaml_cannot_make(call, text):
     test_what_is_refused(call, text, "mine.yaml")

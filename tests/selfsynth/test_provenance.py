@@ -185,7 +185,7 @@ def made(**changes):
         "counts": {"asked": 3, "kept": 1, "dropped": {"verdict_tie": 2}},
         "tokens": {"judge": {"prompt_tokens": 5, "completion_tokens": 1}},
         "seconds": 12.3456,
-        "command": ["python", str(Path.cwd() / "pipelines/sao.py")],
+        "command": [str(Path(selfsynth.__file__).parents[1] / "pipelines/sao.py"), "--seed", "3"],
     }
     return build(**parts | changes)
 
@@ -201,7 +201,7 @@ def test_keys_are_those_of_the_design():
     assert found["parents"] == [{"repo": "me/pairs", "commit": "ab" * 20}]
     assert found["counts"] == {"asked": 3, "kept": 1, "dropped": {"verdict_tie": 2}}
     assert found["wall_seconds"] == 12.3
-    assert found["command"] == "python sao.py"
+    assert found["command"] == "python pipelines/sao.py --seed 3"
     assert found["identity"] == {"method": "sao", "seed": 0}
     assert made()["parents"] == []
     assert json.loads(json.dumps(found)) == found

@@ -160,7 +160,8 @@ def test_columns_of_the_design():
 
 def test_reasons_of_the_design():
     assert list(REASONS) == [
-        *("prompt_missing", "prompt_empty", "prompt_too_short", "prompt_refused"),
+        *("prompt_missing", "prompt_empty", "prompt_too_short"),
+        *("prompt_truncated", "prompt_refused"),
         *("prompt_repeated", "prompt_near_duplicate", "prompt_contaminated"),
         *("response_missing", "response_empty", "response_truncated", "responses_identical"),
         *("verdict_missing", "verdict_unreadable", "verdict_tie"),

@@ -157,6 +157,8 @@ def judge_always_first(question: Question) -> dict[str, float]:
 def judge_longer(question: Question) -> dict[str, float]:
     """The response with more words: by comparison, or by a score that grows with its words."""
     counts = [len(response.split()) for response in question.responses]
+    if not counts:  # a question of another kind
+        return judge_hash(question)
     if len(counts) != (2 if question.mode == "pairwise" else 1):
         raise Refusal(400, f"{question.mode}: the judge 'longer' found {len(counts)} responses")
     gap = counts[0] - (counts[1:] or [70])[0]

@@ -245,8 +245,9 @@ def test_longer_judge_orders_any_two_lengths_and_swaps_exactly():
             assert odds(long, short) > 0.1
             assert odds(long, short) == pytest.approx(-odds(short, long))
         assert odds(texts[1], texts[1]) == 0
-        status, payload = ask(server, chat("Nothing to compare.", **LOGPROBS))
-        assert status == 400 and "found 0 responses" in payload["error"]["message"]
+        one = chat("<response_1>Only one</response_1> Which?", **LOGPROBS)
+        status, payload = ask(server, one)
+        assert status == 400 and "found 1 responses" in payload["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -299,8 +299,11 @@ def test_what_the_hub_gives_is_checked_too(wheels, models):
 
 
 def test_two_processes_at_once_fetch_once(models):
-    with Hub({"tiny.gguf": WHOLE}) as hub:
+    with stalling() as file, Hub({"tiny.gguf": file.send}) as hub:
         both = [start(HF_ENDPOINT=hub.url) for _ in range(2)]
+        assert file.stopped.wait(20)
+        time.sleep(1)  # time enough for the other one to ask too, if nothing held it
+        file.go_on.set()
         assert [ended(one).read_bytes() for one in both] == [WHOLE, WHOLE]
         assert hub.got == ["tiny.gguf"]
 
