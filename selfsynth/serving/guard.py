@@ -12,15 +12,20 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 PATIENCE = 3.0  # seconds
 
 
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":  # elsewhere there is no such thing
+        ctypes.CDLL(None).prctl(option, value)
+
+
 def _end_on_our_death() -> None:
     # In the child, before the command runs: should this guard be killed itself, Linux kills the
-    # child. Elsewhere there is no such thing.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    # child.
+    _prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def main() -> int:
@@ -29,6 +34,8 @@ def main() -> int:
     asked = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked.append(True))
+    # The command's orphans come to us, not to a process 1 that may never reap them.
+    _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
     child = subprocess.Popen(command, process_group=0, preexec_fn=_end_on_our_death)
     while child.poll() is None and os.getppid() == parent and not asked:
         time.sleep(0.2)
@@ -45,7 +52,10 @@ def main() -> int:
 
 
 def _alive(child: subprocess.Popen) -> bool:
-    child.poll()
+    if child.poll() is not None:
+        with suppress(ChildProcessError):
+            while os.waitpid(-child.pid, os.WNOHANG) != (0, 0):
+                pass
     try:
         os.killpg(child.pid, 0)
     except ProcessLookupError:
