@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,24 @@ from selfsynth.errors import SelfsynthError
 from selfsynth.progress import Progress, duration, say
 from selfsynth.runs import RunFolder, write_data
 from selfsynth.schema import check_dataset, reason_counts
-from selfsynth.serving import Broker, Client, Endpoint, Model, Store, listen, serve
-from selfsynth.serving.broker import Done
-from selfsynth.serving.client import PROBE
-from selfsynth.serving.store import key_of
+from selfsynth.serving import (
+    Broker,
+    Client,
+    Completion,
+    Done,
+    Endpoint,
+    Model,
+    Store,
+    key_of,
+    listen,
+    probe_of,
+    public_name,
+    serve,
+)
 
 SLOTS = 8  # requests that the embedded engine answers side by side, and so our cap for it
 CONCURRENCY = 16  # the cap on requests in flight otherwise
+MOST_SLOTS = 64  # more do not make llama.cpp faster, and each takes memory for its context
 SPACE_A_ROW = 40_000  # bytes on disk for a persona: its requests and answers, stored and published
 
 
@@ -39,6 +50,7 @@ class Served:
     """The models of a run, served and checked.
 
     Attributes:
+        run, store: where answers go.
         model, judge: the endpoints, one and the same when a model judges itself.
         judge_logprobs: whether the judge's server gives log-probabilities.
         concurrency: the cap on requests in flight, over both.
@@ -127,14 +139,19 @@ def _state(
     requests: Mapping[str, int],
     seconds: float,
 ) -> str:
-    done = {role: roles[role].rows if role in roles else 0 for role in requests}
-    parts = [f"{role} {count:,}/{rows:,}" for role, count in done.items()]
-    parts.append(f"{min(done.values()) / seconds:.1f} rows/s")
+    parts, left, finished = [], 0, rows
+    for role, per_row in requests.items():
+        done = roles.get(role, Done())
+        # Rows on their way here may still be dropped: until they come, they count in full.
+        total = done.expected + (rows - done.rows) * per_row
+        parts.append(f"{role} {done.done:,}/{total:,}")
+        left += total - done.done
+        finished = min(finished, done.done / per_row)
+    parts.append(f"{finished / seconds:.1f} rows/s")
     tokens = sum(client.usage.completion_tokens for client in clients)
     parts.append(f"{tokens / seconds:.0f} tokens/s")
     # By the pace of what was sent: answers from the store come in no time.
     if sent := sum(client.usage.sent for client in clients):
-        left = sum((rows - done[role]) * requests[role] for role in requests)
         parts.append(f"{duration(left * seconds / sent)} left")
     return " · ".join(parts)
 
@@ -155,23 +172,25 @@ def served(
             know the model.
     """
     if concurrency is None:
-        concurrency = SLOTS if model.gguf else CONCURRENCY
+        concurrency = SLOTS if model.by_llama else CONCURRENCY
+    models = [model] if judge is model else [model, judge]
+    share = 1 / max(1, sum(not one.urls and not one.by_llama for one in models))
+    slots = min(concurrency, MOST_SLOTS)
     with ExitStack() as stack:
         endpoints = [
-            stack.enter_context(serve(one, min(concurrency, 64), context, run.log))
-            for one in ([model] if judge is model else [model, judge])
+            stack.enter_context(serve(one, slots, context, run.log, share)) for one in models
         ]
         probes = asyncio.run(_probe(endpoints, store))
-        # A server at a URL has the last word on which model it is.
         endpoints = [
-            replace(endpoint, model=probe.model or endpoint.model) if one.urls else endpoint
-            for one, endpoint, probe in zip((model, judge), endpoints, probes, strict=False)
+            # A server at a URL has the last word on which model it is.
+            replace(endpoint, reported=probe.model, model=_name(one, probe))
+            for one, endpoint, probe in zip(models, endpoints, probes, strict=True)
         ]
         logprobs = probes[-1].top_logprobs is not None
         yield Served(run, store, endpoints[0], endpoints[-1], logprobs, concurrency)
 
 
-async def _probe(endpoints: Sequence[Endpoint], store: Store) -> list:
+async def _probe(endpoints: Sequence[Endpoint], store: Store) -> list[Completion]:
     answers = []
     for endpoint in endpoints:
         async with Client(endpoint, store, asyncio.Semaphore(1)) as client:
@@ -179,13 +198,17 @@ async def _probe(endpoints: Sequence[Endpoint], store: Store) -> list:
     return answers
 
 
+def _name(model: Model, probe: Completion) -> str:
+    return public_name(probe.model) if model.urls and probe.model else model.model
+
+
 def model_name(model: Model, store: Store) -> str | None:
     """Return a model's name in rows before it is served, None when only its server knows it."""
     if not model.urls:
         return model.model
-    key = key_of(model.fingerprint, PROBE)
-    stored = store.get([key]).get(key)
-    return stored and (stored.model or model.model)
+    keys = [key_of(model.fingerprint, probe_of(url)) for url in model.urls]
+    stored = store.get(keys)
+    return _name(model, stored[keys[0]]) if len(stored) == len(keys) else None
 
 
 def check_space(folder: Path, rows: int) -> None:
@@ -237,10 +260,8 @@ def finish(
 
 def tokens_of(roles: Mapping[str, Done]) -> dict[str, dict[str, int]]:
     """Return the answers used and their tokens by role, as provenance keeps them."""
-    return {
-        role: {name: count for name, count in asdict(done).items() if name != "rows"}
-        for role, done in roles.items()
-    }
+    kept = ("requests", "prompt_tokens", "completion_tokens")
+    return {role: {name: getattr(done, name) for name in kept} for role, done in roles.items()}
 
 
 def summary(counts: Mapping[str, Any]) -> str:

@@ -234,8 +234,9 @@ def score(mode: str, completion: Completion) -> float | None:
     `pairwise`: ln p("1") - ln p("2"); `yesno`: ln p(yes) - ln p(no); `rating`: the digits 1 to 5
     weighted by their probabilities. Variants of a token that differ by blanks (and for yes and no
     by capitals) are summed. Where one of two choices is not listed, the smallest listed
-    log-probability is its upper bound and stands for it; where none is, or all of them together have
-    less than `SMALLEST_SHARE`, there is no verdict. Nor is there one in numbers that cannot be log-probabilities (NaN, or more than rounding above 0).
+    log-probability is its upper bound and stands for it; where none is, or all of them together
+    have less than `SMALLEST_SHARE`, there is no verdict. Nor is there one in numbers that cannot be
+    log-probabilities (NaN, or more than rounding above 0).
     Without log-probabilities the text is read: a rating is its digit, yes and no are +1 and -1
     (a sign, no odds), and pairwise has no score.
     """

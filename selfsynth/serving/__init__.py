@@ -6,22 +6,25 @@
 - `Broker`, `Worker`: one client for many processes
 """
 
-from selfsynth.serving.broker import Broker, Worker, listen
-from selfsynth.serving.client import Client, Usage
-from selfsynth.serving.endpoint import Endpoint, Model, find, serve
-from selfsynth.serving.store import Completion, Request, Store
+from selfsynth.serving.broker import Broker, Done, Worker, listen
+from selfsynth.serving.client import Client, probe_of
+from selfsynth.serving.endpoint import Endpoint, Model, find, public_name, serve
+from selfsynth.serving.store import Completion, Request, Store, key_of
 
 __all__ = [
     "Broker",
     "Client",
     "Completion",
+    "Done",
     "Endpoint",
     "Model",
     "Request",
     "Store",
-    "Usage",
     "Worker",
     "find",
+    "key_of",
     "listen",
+    "probe_of",
+    "public_name",
     "serve",
 ]

@@ -21,21 +21,28 @@ _HEAD = struct.Struct("!Q")
 
 @dataclass
 class Done:
-    """What was done in one role: rows, and the answers they used with their tokens."""
+    """What came in and was done in one role.
+
+    Attributes:
+        rows, expected: rows that came in, and the requests they need.
+        done: requests that are done, with an answer or without.
+        requests, prompt_tokens, completion_tokens: the answers, and their tokens.
+    """
 
     rows: int = 0
+    expected: int = 0
+    done: int = 0
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
-    def add(self, answers: list[Completion]) -> None:
-        """Add a row with its answers; failures are no answers."""
-        self.rows += 1
-        for answer in answers:
-            if answer.failure is None:
-                self.requests += 1
-                self.prompt_tokens += answer.prompt_tokens or 0
-                self.completion_tokens += answer.completion_tokens or 0
+    def add(self, answer: Completion) -> None:
+        """Add what became of one request."""
+        self.done += 1
+        if answer.failure is None:
+            self.requests += 1
+            self.prompt_tokens += answer.prompt_tokens or 0
+            self.completion_tokens += answer.completion_tokens or 0
 
 
 def listen(path: Path) -> socket.socket:
@@ -80,11 +87,7 @@ class Broker:
             while True:
                 (size,) = _HEAD.unpack(await reader.readexactly(_HEAD.size))
                 call = json.loads(await reader.readexactly(size))
-                rows = [[Request(*request) for request in row] for row in call["rows"]]
-                client = self.clients[call["client"]]
-                answers = await asyncio.gather(
-                    *(self._row(client, call["role"], requests) for requests in rows)
-                )
+                answers = await self._answer(call["client"], call["role"], call["rows"])
                 reply = json.dumps(answers).encode()
                 writer.write(_HEAD.pack(len(reply)) + reply)
                 await writer.drain()
@@ -95,10 +98,13 @@ class Broker:
         finally:
             writer.close()
 
-    async def _row(self, client: Client, role: str, requests: list[Request]) -> list[Completion]:
-        answers = await client.complete(requests) if requests else []
-        self.roles.setdefault(role, Done()).add(answers)
-        return answers
+    async def _answer(self, client: str, role: str, rows: list[list]) -> list[list[Completion]]:
+        done = self.roles.setdefault(role, Done())
+        requests = [Request(*request) for row in rows for request in row]
+        done.rows += len(rows)
+        done.expected += len(requests)
+        answers = iter(await self.clients[client].complete(requests, done.add))
+        return [[next(answers) for _ in row] for row in rows]
 
 
 class Worker:

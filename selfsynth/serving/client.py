@@ -5,14 +5,17 @@ server is busy, breaks off or answers nonsense, and the answer is on disk before
 """
 
 import asyncio
+import hashlib
 import json
 import math
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
@@ -22,6 +25,7 @@ from selfsynth.serving.store import Completion, Request, Store, key_of
 
 TRIES = 10
 PROBE_TRIES = 4
+PROBE_LIMIT = 120.0  # seconds: an engine may have to warm up
 TIMEOUT = 600.0  # seconds for one try, from connecting to the last byte
 FAILURES_IN_A_ROW = 20
 _LONGEST_ANSWER = 8_000_000  # bytes
@@ -47,6 +51,11 @@ PROBE = Request(
 )
 """The first request to every endpoint. Its answer shows that key, model name and URL are right,
 under which name the model answers, and whether it gives logprobs."""
+
+
+def probe_of(url: str) -> Request:
+    """Return the first request to a URL: each URL has its own, so that none goes unchecked."""
+    return PROBE._replace(repeat=int.from_bytes(hashlib.sha256(url.encode()).digest()[:4]))
 
 
 class Retry(Exception):
@@ -99,6 +108,10 @@ class Client:
 
     def __post_init__(self):
         self._in_flight = dict.fromkeys(self.endpoint.urls, 0)
+        self._proxies = {url: _proxy_of(url) for url in self.endpoint.urls}
+        self._failed = Counter()  # tries in a row, by URL
+        self._rests_until = dict.fromkeys(self.endpoint.urls, 0.0)
+        self._answered = False
         self._asked: dict[str, asyncio.Task] = {}
         self._unsaved: list[tuple[tuple, asyncio.Future]] = []
         self._failures_in_a_row = 0
@@ -123,49 +136,60 @@ class Client:
         await self._session.close()
 
     async def probe(self) -> Completion:
-        """Check that the endpoint answers, and return its answer to `PROBE`.
+        """Check that every URL of the endpoint answers as one model, and return the answer.
+
+        Somebody has to be there each time; the question itself is asked once for every URL.
 
         Raises:
             SelfsynthError: no server, wrong key, unknown model, or a request it cannot take.
         """
-        key = key_of(self.endpoint.fingerprint, PROBE)
-        if self.store is not None and (stored := self.store.get([key])):
-            return stored[key]
-        tried = []
-        for url in self.endpoint.urls:
-            try:
-                # Whatever this answers, somebody is there: a server that is down is not waited for.
-                (await self._session.get(f"{url}/models")).release()
-                tried.append(await self._persist(PROBE, [url], PROBE_TRIES))
-            except (TimeoutError, aiohttp.ClientError, Rejected) as error:
-                reason = str(error) or "no answer"
-                raise SelfsynthError(f"{self.endpoint.name} at {url}: {reason}") from None
-        if len({answer.model for answer in tried}) > 1:
-            names = ", ".join(sorted({str(answer.model) for answer in tried}))
-            raise SelfsynthError(f"the servers answer as different models: {names}")
-        if self.store is not None:
-            self.store.put([(key, self.endpoint.fingerprint, PROBE, tried[0])])
-        return tried[0]
+        answers = [await self._probe(url) for url in self.endpoint.urls]
+        names = sorted({str(answer.model) for answer in answers})
+        if len(names) > 1:
+            raise SelfsynthError(f"the servers answer as different models: {', '.join(names)}")
+        return answers[0]
 
-    async def complete(self, requests: Sequence[Request]) -> list[Completion]:
+    async def _probe(self, url: str) -> Completion:
+        request = probe_of(url)
+        key = key_of(self.endpoint.fingerprint, request)
+        stored = self.store.get([key]) if self.store is not None else {}
+        try:
+            async with asyncio.timeout(PROBE_LIMIT):
+                # Whatever this answers, somebody is there: a server that is down is not waited for.
+                there = {"proxy": self._proxies[url], "allow_redirects": False}
+                (await self._session.get(f"{url}/models", **there)).release()
+                answer = stored.get(key) or await self._persist(request, [url], PROBE_TRIES)
+        except (TimeoutError, aiohttp.ClientError, Rejected) as error:
+            reason = str(error) or f"no answer within {PROBE_LIMIT:.0f} s"
+            raise SelfsynthError(f"{self.endpoint.name} at {url}: {reason}") from None
+        if self.store is not None and not stored:
+            self.store.put([(key, self.endpoint.fingerprint, request, answer)])
+        return answer
+
+    async def complete(
+        self, requests: Sequence[Request], heard: Callable[[Completion], None] | None = None
+    ) -> list[Completion]:
         """Answer requests, in their order.
 
         A request that fails for good comes back as a completion with its `failure`.
 
+        Args:
+            heard: called with each completion as soon as it is there.
+
         Raises:
-            SelfsynthError: the server refuses the key or the model, 20 requests in a row failed,
-                or an answer cannot be stored.
+            SelfsynthError: the server refuses the key or the model, answers as another model than
+                before, 20 requests in a row failed, or an answer cannot be stored.
         """
         keys = [key_of(self.endpoint.fingerprint, request) for request in requests]
         stored = self.store.get(keys) if self.store is not None else {}
-        asked = [
-            None if key in stored else self._ask_once(key, request)
-            for key, request in zip(keys, requests, strict=True)
-        ]
-        await asyncio.gather(*filter(None, asked))
-        return [
-            task.result() if task else stored[key] for key, task in zip(keys, asked, strict=True)
-        ]
+
+        async def answer(key: str, request: Request) -> Completion:
+            found = stored.get(key) or await self._ask_once(key, request)
+            if heard:
+                heard(found)
+            return found
+
+        return await asyncio.gather(*map(answer, keys, requests))
 
     def _ask_once(self, key: str, request: Request) -> asyncio.Task:
         if key not in self._asked:
@@ -196,23 +220,35 @@ class Client:
         """Try a request until it is answered, rejected, or out of tries."""
         failed = Counter()
         for number in range(1, tries + 1):
-            # A server that is down has nothing in flight: once it failed, another one is better.
-            url = min(urls, key=lambda url: (failed[url], self._in_flight[url]))
+            now = time.monotonic()
+            # A server that is down has nothing in flight: where it failed, another one is better.
+            url = min(
+                urls,
+                key=lambda url: (failed[url], self._rests_until[url] > now, self._in_flight[url]),
+            )
             self._in_flight[url] += 1
             try:
-                return await self._try(url, request)
+                answer = await self._try(url, request)
             except Retry as error:
                 failed[url] += 1
+                self._failed[url] += 1
+                self._rests_until[url] = now + self._wait(self._failed[url])
                 self.usage.failed_tries += 1
                 self.endpoint.check_running()
                 if number == tries:
                     raise Rejected("request_failed", f"{error} ({tries} tries)") from None
-                wait = self.first_wait * 2 ** (number - 1) * random.uniform(0.5, 1.5)  # noqa: S311
-                wait = min(wait, _LONGEST_WAIT) + (error.after or 0.0)
+                wait = self._wait(number) + (error.after or 0.0)
+            else:
+                self._failed[url], self._rests_until[url] = 0, 0.0
+                return answer
             finally:
                 self._in_flight[url] -= 1
             await asyncio.sleep(wait)
         raise AssertionError("unreachable")
+
+    def _wait(self, failures: int) -> float:
+        wait = self.first_wait * 2 ** (failures - 1) * random.uniform(0.5, 1.5)  # noqa: S311
+        return min(wait, _LONGEST_WAIT)
 
     async def _try(self, url: str, request: Request) -> Completion:
         body = {
@@ -228,7 +264,10 @@ class Client:
         self.usage.sent += 1
         try:
             async with self._session.post(
-                f"{url}/chat/completions", data=json.dumps(body).encode(), allow_redirects=False
+                f"{url}/chat/completions",
+                data=json.dumps(body).encode(),
+                proxy=self._proxies[url],
+                allow_redirects=False,
             ) as response:
                 data = await _read(response)
                 status, headers = response.status, response.headers
@@ -238,6 +277,13 @@ class Client:
             raise Retry(f"{type(error).__name__}: {error}") from None
         if status == 200:
             answer = parse(data)
+            self._answered = True
+            expected = self.endpoint.reported
+            if expected and answer.model not in (None, expected):
+                raise SelfsynthError(
+                    f"{url} answers as {answer.model!r}, where it was {expected!r}: "
+                    "another model needs another --output-dir"
+                )
             self.usage.completion_tokens += answer.completion_tokens or 0
             return answer
         self._refuse(status, headers, data, url)
@@ -248,10 +294,14 @@ class Client:
         if 300 <= status < 400:  # prompts go where the user sent them and nowhere else
             said = headers.get("Location", said)
             raise SelfsynthError(f"{url} is not the server's address ({status}: {said})")
-        if status in (401, 403):
+        # Some servers say 403 or 404 of one prompt; of all of them they say it from the start.
+        if status == 401 or (status == 403 and not self._answered):
             raise SelfsynthError(f"{url} refuses the API key ({status}: {said})")
-        if status == 404:
-            raise SelfsynthError(f"{url} does not know model {self.endpoint.name!r} (404: {said})")
+        if status == 404 and not self._answered:
+            hint = "" if url.endswith("/v1") else "; base URLs usually end in /v1"
+            raise SelfsynthError(
+                f"{url} does not know model {self.endpoint.name!r} (404: {said}){hint}"
+            )
         if status in (408, 409, 425, 429) or status >= 500:
             raise Retry(f"status {status}: {said}", retry_after(headers))
         too_long = any(sign in said.lower() for sign in _TOO_LONG)
@@ -284,6 +334,15 @@ class Client:
             for _, saved in group:
                 if not saved.done():
                     saved.set_result(None)
+
+
+def _proxy_of(url: str) -> str | None:
+    # aiohttp would take the user's .netrc along with the proxy, and a key with it.
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if host in ("localhost", "::1") or host.startswith("127.") or proxy_bypass(host):
+        return None
+    return getproxies().get(parts.scheme)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

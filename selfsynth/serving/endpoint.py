@@ -4,7 +4,9 @@
 already; both yield an `Endpoint`, and `selfsynth.serving.client` talks to it.
 """
 
+import hashlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ from selfsynth.serving.weights import (
     fetch_embedded,
     fetch_gguf,
     folder_sha256,
+    has_chat_template,
     sha256_of,
 )
 
@@ -36,6 +39,7 @@ class Endpoint:
         fingerprint: what the store's keys hold; equal fingerprints give equal answers.
         engine: the software that serves it and its version, as far as known.
         licence: the model's licence where it is known.
+        reported: the name under which the server answers, once it was asked.
         api_key: sent to these URLs only.
         process: the engine, when it is a child of ours.
     """
@@ -46,6 +50,7 @@ class Endpoint:
     fingerprint: str
     engine: str
     licence: str | None = None
+    reported: str | None = None
     api_key: str | None = field(default=None, repr=False)
     process: Engine | None = field(default=None, repr=False)
 
@@ -57,7 +62,12 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Model:
-    """What `--model` named, looked up but not yet served."""
+    """What `--model` named, looked up but not yet served.
+
+    The fields say what it is (see `Endpoint`), and where it is: a GGUF file with or without a
+    LoRA adapter, a Hub id or folder for vLLM, or the URLs of running servers. The embedded models
+    are none of these yet: they are fetched when they are served.
+    """
 
     spec: str
     model: str
@@ -74,6 +84,11 @@ class Model:
     def embedded(self) -> bool:
         """Whether this is one of the two models that come with selfsynth."""
         return self.spec in EMBEDDED and not self.urls
+
+    @property
+    def by_llama(self) -> bool:
+        """Whether llama.cpp serves it."""
+        return self.embedded or self.gguf is not None
 
 
 def find(spec: str, base_urls: Sequence[str] = (), api_key_env: str | None = None) -> Model:
@@ -95,13 +110,12 @@ def find(spec: str, base_urls: Sequence[str] = (), api_key_env: str | None = Non
     if base_urls:
         urls = tuple(dict.fromkeys(_checked_url(url) for url in base_urls))
         key = _key(api_key_env)
-        return Model(spec, model=spec, fingerprint=f"url:{spec}", urls=urls, api_key=key)
+        return Model(spec, public_name(spec), f"url:{spec}", urls=urls, api_key=key)
     if api_key_env:
         raise UsageError(f"an API key ({api_key_env}) is for a server: give its --base-url too")
     if spec in EMBEDDED:
         known = EMBEDDED[spec]
-        path = fetch_embedded(known)
-        return Model(spec, known.model, f"sha256:{known.sha256}", known.licence, gguf=path)
+        return Model(spec, known.model, f"sha256:{known.sha256}", known.licence)
     base, plus, lora = spec.partition(".gguf+")
     if plus:
         found = [fetch_gguf(base + ".gguf"), fetch_gguf(lora)]
@@ -121,13 +135,16 @@ def find(spec: str, base_urls: Sequence[str] = (), api_key_env: str | None = Non
 
 
 @contextmanager
-def serve(model: Model, slots: int, context: int, log: Path) -> Iterator[Endpoint]:
+def serve(
+    model: Model, slots: int, context: int, log: Path, share: float = 1.0
+) -> Iterator[Endpoint]:
     """Serve a model for as long as the context lasts.
 
     Args:
-        slots: requests the embedded engine answers side by side.
-        context: tokens a slot of the embedded engine holds.
+        slots: requests that llama.cpp answers side by side.
+        context: tokens a request needs at most, prompt and answer together.
         log: the file that an engine's output is appended to.
+        share: the part of a GPU's memory that vLLM may take, of what it takes by itself.
 
     Raises:
         SelfsynthError: the engine cannot be started.
@@ -142,14 +159,19 @@ def serve(model: Model, slots: int, context: int, log: Path) -> Iterator[Endpoin
             api_key=model.api_key,
         )
         return
-    if model.gguf:
+    if model.by_llama:
+        gguf = fetch_embedded(EMBEDDED[model.spec]) if model.embedded else model.gguf
         # One name for every GGUF: its path is nobody's business, its fingerprint tells it apart.
-        start = llama(model.gguf, model.lora, "gguf", slots, context, log)
+        name, start = "gguf", llama(gguf, model.lora, "gguf", slots, context, log)
     else:
-        start = vllm(model.hub_id, model.revision, log)
+        name = model.hub_id
+        start = vllm(model.hub_id, model.revision, context, share, log)
     say(f"starting an engine for {model.spec}")
     with start as engine:
-        name = "gguf" if model.gguf else model.hub_id
+        if model.by_llama and not has_chat_template(gguf):
+            raise SelfsynthError(
+                f"{model.spec} has no chat template: it is a base model, or was converted without"
+            )
         yield Endpoint(
             name=name,
             urls=(engine.url,),
@@ -160,6 +182,18 @@ def serve(model: Model, slots: int, context: int, log: Path) -> Iterator[Endpoin
             api_key=engine.api_key,
             process=engine,
         )
+
+
+def public_name(name: str) -> str:
+    """Return the name of a model at a URL as it may be published.
+
+    Many servers call a model by its path on their disk; of that, the last part and eight digits of
+    a hash are left.
+    """
+    if not re.match(r"[/~.]|[A-Za-z]:[\\/]|.*\\", name):
+        return name
+    last = re.split(r"[\\/]", name.rstrip("\\/"))[-1] or "model"
+    return f"{last}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _checked_url(url: str) -> str:

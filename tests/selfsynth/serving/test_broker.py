@@ -172,7 +172,8 @@ def test_rows_and_roles(folder):
     assert (two[0].failure, two[0].detail) == ("request_failed", "status 400: no")
     assert two[1].failure is None and len(two[1].top_logprobs) == 3
     tokens = one[0].completion_tokens + two[1].completion_tokens
-    assert broker.roles["judge"] == Done(4, 2, one[0].prompt_tokens + two[1].prompt_tokens, tokens)
+    read = one[0].prompt_tokens + two[1].prompt_tokens
+    assert broker.roles["judge"] == Done(4, 3, 3, 2, read, tokens)
     assert broker.roles["prompt"] == Done(rows=2)
     assert broker.failure is None
 

@@ -188,6 +188,41 @@ def test_a_redirect_is_not_followed(status):
         assert elsewhere.requests == []
 
 
+def test_the_users_netrc_is_nobodys_business(tmp_path, monkeypatch):
+    (tmp_path / "netrc").write_text("default login someone password netrc-password")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with ModelServer() as server:
+        monkeypatch.setenv("http_proxy", server.url.removesuffix("/v1"))
+        for key in (None, "some-key"):
+            end = endpoint("http://api.invalid/v1", api_key=key)
+            assert probe(end).model == "scripted"
+            expected = {"authorization": f"Bearer {key}"} if key else {}
+            assert server.requests[-1].headers == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "bypass", "by_proxy"),
+    [
+        ("http://api.invalid/v1", "", True),
+        ("http://api.invalid/v1", "other.invalid", True),
+        ("http://api.invalid/v1", ".invalid", False),
+        ("http://127.0.0.1:9/v1", "", False),
+        ("http://localhost:9/v1", "", False),
+        ("http://[::1]:9/v1", "", False),
+    ],
+)
+def test_the_users_proxy_is_for_the_world_outside(url, bypass, by_proxy, monkeypatch):
+    monkeypatch.setenv("no_proxy", bypass)
+    with ModelServer() as server:
+        monkeypatch.setenv("http_proxy", server.url.removesuffix("/v1"))
+        if by_proxy:
+            assert answers(url, [request()])[0].text
+        else:
+            with pytest.raises(SelfsynthError, match="Cannot connect"):
+                probe(url)
+        assert len(server.requests) == by_proxy
+
+
 # ---------------------------------------------------------------- how many at a time
 
 
@@ -500,6 +535,23 @@ def test_the_same_request_is_sent_once(store):
     assert len(list(store)) == 3
 
 
+def test_each_answer_is_heard_as_it_comes(store):
+    """Also the stored ones, the failures, and one that two requests share."""
+    heard = []
+
+    async def run(server):
+        async with client_of(server, store, limit=2) as client:
+            await client.complete([request(0)], heard.append)
+            asked = [request(0), request(1), request(1), request(2)]
+            return await client.complete(asked, heard.append)
+
+    with ModelServer(odd=[("any", "Question 2:", "400")], delay=0.01) as server:
+        found = asyncio.run(run(server))
+    assert sorted(map(str, heard)) == sorted(map(str, [found[0], *found]))
+    assert heard[:2] == [found[0], found[0]]
+    assert [one.failure for one in found] == [None, None, None, "request_failed"]
+
+
 def test_models_do_not_share_answers(store):
     with ModelServer(salt="one") as one, ModelServer(salt="other") as other:
         ends = [endpoint(one.url, fingerprint="one"), endpoint(other.url, fingerprint="other")]
@@ -595,8 +647,34 @@ def test_probe(store):
     with ModelServer() as server:
         answer = probe(server, store)
         assert (answer.model, len(answer.top_logprobs)) == ("scripted", 20)
-        assert server.counts()["requests"] == 1
-    assert probe(DOWN, store) == answer  # from the store
+        assert probe(server, store) == answer
+        assert server.counts()["requests"] == 1  # the second answer is the store's
+    with pytest.raises(SelfsynthError):  # but somebody has to be there
+        probe(server, store)
+
+
+def test_every_url_is_probed_once(store):
+    with ModelServer() as one, ModelServer() as other:
+        for servers in ([one], [one, other], [other, one]):
+            probe(endpoint(*(server.url for server in servers)), store)
+        assert (one.counts()["requests"], other.counts()["requests"]) == (1, 1)
+
+
+def test_another_model_under_the_same_name_is_not_mixed_in():
+    with ModelServer(script=lambda body: "wrong_model") as server:
+        reported = probe(server).model
+    assert reported != "scripted"
+    with ModelServer() as server, pytest.raises(SelfsynthError, match="answers as 'scripted'"):
+        answers(endpoint(server.url, reported=reported), requests(1))
+
+
+@pytest.mark.parametrize("status", ["403", "404"])
+def test_a_refusal_of_one_prompt_is_its_row_only(status):
+    with ModelServer(odd=[("any", "Question 1:", status)]) as server:
+        found = answers(server, requests(3), limit=1)
+        with pytest.raises(SelfsynthError):  # of the first prompt, it is a refusal of all
+            answers(server, [request(1)])
+    assert [one.failure for one in found] == [None, "request_failed", None]
 
 
 def test_probe_without_logprobs():

@@ -1,6 +1,7 @@
 """What `--model` names: looked up, refused in one line, or served as an endpoint."""
 
 import hashlib
+import re
 import shutil
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfsynth.errors import SelfsynthError, UsageError
-from selfsynth.serving import Endpoint, endpoint, find, serve
+from selfsynth.serving import Endpoint, endpoint, find, public_name, serve
 from selfsynth.serving.weights import EMBEDDED
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 URL = "http://127.0.0.1:8000/v1"
+MODEL = Path("model.gguf")
 
 
 def sha(data):
@@ -193,11 +195,18 @@ def test_a_gguf_with_a_lora():
     assert model.fingerprint not in (find("base.gguf").fingerprint, find("lora.gguf").fingerprint)
 
 
-def test_embedded(monkeypatch):
-    monkeypatch.setattr(endpoint, "fetch_embedded", lambda known: Path(known.file))
+def test_embedded(monkeypatch, engines):
+    fetched = []
+    monkeypatch.setattr(endpoint, "fetch_embedded", lambda known: fetched.append(known) or MODEL)
+    MODEL.write_bytes(b"GGUF tokenizer.chat_template")
     for spec, known in EMBEDDED.items():
         model = find(spec)
-        assert model.embedded and model.gguf == Path(known.file)
+        assert model.embedded and model.by_llama and fetched == []  # nothing is fetched to look
+        with serve(model, 8, 2048, Path("log")) as end:
+            assert fetched == [known] and engines[0][:2] == ("llama", MODEL)
+            assert (end.model, end.licence) == (model.model, "apache-2.0")
+        fetched.clear()
+        engines.clear()
         assert (model.model, model.licence) == (f"{known.repo}@{known.revision}", "apache-2.0")
         assert model.fingerprint == f"sha256:{known.sha256}"
     assert not find("embedded", [URL]).embedded  # whatever that server calls so
@@ -249,8 +258,10 @@ def engines(monkeypatch):
             seen.append((kind, *arguments))
             engine = SimpleNamespace(url="http://127.0.0.1:1/v1", name=kind, version="1.2")
             engine.api_key, engine.running, engine.log = "k", True, "the.log"
-            yield engine
-            seen.append(f"{kind} ended")
+            try:
+                yield engine
+            finally:
+                seen.append(f"{kind} ended")
 
         return start
 
@@ -259,8 +270,35 @@ def engines(monkeypatch):
     return seen
 
 
+def test_a_gguf_without_chat_template_is_refused(engines):
+    MODEL.write_bytes(b"GGUF of a base model")
+    with (
+        pytest.raises(SelfsynthError, match="has no chat template: it is a base model"),
+        serve(find(str(MODEL)), 8, 2048, Path("log")),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "public"),
+    [
+        ("gpt-4o-2024-08-06", "gpt-4o-2024-08-06"),
+        ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct"),
+        ("@cf/meta/llama-3-8b", "@cf/meta/llama-3-8b"),
+        ("/home/someone/models/qwen", r"qwen-[0-9a-f]{8}"),
+        ("/home/someone/models/qwen/", r"qwen-[0-9a-f]{8}"),
+        ("./models/a.gguf", r"a\.gguf-[0-9a-f]{8}"),
+        ("~/a.gguf", r"a\.gguf-[0-9a-f]{8}"),
+        (r"C:\Users\someone\a.gguf", r"a\.gguf-[0-9a-f]{8}"),
+        ("/", r"model-[0-9a-f]{8}"),
+    ],
+)
+def test_public_name(name, public):
+    assert re.fullmatch(public, public_name(name))
+
+
 def test_serving_a_gguf(engines):
-    Path("base.gguf").write_bytes(b"GGUF base")
+    Path("base.gguf").write_bytes(b"GGUF base tokenizer.chat_template")
     Path("lora.gguf").write_bytes(b"GGUF lora")
     with serve(find("base.gguf+lora.gguf"), 8, 2048, Path("log")) as end:
         assert engines == [
@@ -277,7 +315,7 @@ def test_serving_a_gguf(engines):
 
 def test_serving_a_hub_id(engines):
     with serve(find(f"some/model@{COMMIT}"), 8, 2048, Path("log")) as end:
-        assert engines == [("vllm", "some/model", COMMIT, Path("log"))]
+        assert engines == [("vllm", "some/model", COMMIT, 2048, 1.0, Path("log"))]
         assert (end.name, end.model) == ("some/model", f"some/model@{COMMIT}")
         assert end.fingerprint == f"hub:some/model@{COMMIT}"
     assert engines[1:] == ["vllm ended"]
@@ -286,5 +324,5 @@ def test_serving_a_hub_id(engines):
 def test_serving_a_folder(engines, tmp_path):
     Path("model").mkdir()
     with serve(find("model"), 8, 2048, Path("log")) as end:
-        assert engines == [("vllm", str(tmp_path / "model"), None, Path("log"))]
+        assert engines == [("vllm", str(tmp_path / "model"), None, 2048, 1.0, Path("log"))]
         assert end.name == str(tmp_path / "model") and str(tmp_path) not in end.model

@@ -158,10 +158,39 @@ def test_vllm_serves(machine):
 
 def test_vllm_serves_a_folder(machine):
     (machine / "model").mkdir()
-    with serving(machine, str(machine / "model")):
+    (machine / "model" / "config.json").write_text('{"max_position_embeddings": 32768}')
+    with serve(find(str(machine / "model")), 8, 4096, machine / "run.log", share=0.5):
         arguments = notes(machine)["arguments"]
     assert arguments[:2] == ["serve", str(machine / "model")]
     assert "--revision" not in arguments
+    options = dict(zip(arguments[2::2], arguments[3::2], strict=True))
+    assert (options["--max-model-len"], options["--gpu-memory-utilization"]) == ("4096", "0.45")
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        ('{"max_position_embeddings": 2048}', 2048),
+        ('{"text_config": {"max_position_embeddings": 2048}}', 2048),
+        ("{}", None),
+        ("[]", None),
+        ("not JSON", None),
+        ('{"max_position_embeddings": "many"}', None),
+        ('{"text_config": null}', None),
+        (None, None),
+    ],
+)
+def test_longest_context(config, longest, tmp_path):
+    if config:
+        (tmp_path / "config.json").write_text(config)
+    assert engines.longest_context(str(tmp_path), None) == longest
+
+
+def test_longest_context_without_a_hub():
+    """A Hub that cannot be reached is not waited for."""
+    began = time.monotonic()
+    assert engines.longest_context("some/model", COMMIT) is None
+    assert time.monotonic() - began < 6
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Run a command that is not ours as a child that ends when ours does, with all its children.
 
-    python -m selfsynth.serving.guard PARENT_PID COMMAND [ARGUMENT ...]
+    python -m selfsynth.guard PARENT_PID COMMAND [ARGUMENT ...]
 
 The child gets a process group of its own. When the parent is gone or asks this process to end,
 the group is asked to end, and killed three seconds later.
