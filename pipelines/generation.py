@@ -25,6 +25,7 @@ from selfsynth.progress import Progress, duration, say
 from selfsynth.runs import RunFolder, write_data
 from selfsynth.schema import check_dataset, reason_counts
 from selfsynth.serving import (
+    PROBE,
     Broker,
     Client,
     Completion,
@@ -34,7 +35,6 @@ from selfsynth.serving import (
     Store,
     key_of,
     listen,
-    probe_of,
     public_name,
     serve,
 )
@@ -206,9 +206,9 @@ def model_name(model: Model, store: Store) -> str | None:
     """Return a model's name in rows before it is served, None when only its server knows it."""
     if not model.urls:
         return model.model
-    keys = [key_of(model.fingerprint, probe_of(url)) for url in model.urls]
-    stored = store.get(keys)
-    return _name(model, stored[keys[0]]) if len(stored) == len(keys) else None
+    key = key_of(model.fingerprint, PROBE)
+    stored = store.get([key]).get(key)
+    return stored and _name(model, stored)
 
 
 def check_space(folder: Path, rows: int) -> None:

@@ -7,11 +7,12 @@
 """
 
 from selfsynth.serving.broker import Broker, Done, Worker, listen
-from selfsynth.serving.client import Client, probe_of
+from selfsynth.serving.client import PROBE, Client
 from selfsynth.serving.endpoint import Endpoint, Model, find, public_name, serve
 from selfsynth.serving.store import Completion, Request, Store, key_of
 
 __all__ = [
+    "PROBE",
     "Broker",
     "Client",
     "Completion",
@@ -24,7 +25,6 @@ __all__ = [
     "find",
     "key_of",
     "listen",
-    "probe_of",
     "public_name",
     "serve",
 ]

@@ -163,7 +163,9 @@ class Client:
             reason = str(error) or f"no answer within {PROBE_LIMIT:.0f} s"
             raise SelfsynthError(f"{self.endpoint.name} at {url}: {reason}") from None
         if self.store is not None and not stored:
-            self.store.put([(key, self.endpoint.fingerprint, request, answer)])
+            # Also as such, so that a finished run knows its model without asking any server.
+            asked = [(key_of(self.endpoint.fingerprint, one), one) for one in (request, PROBE)]
+            self.store.put((key, self.endpoint.fingerprint, one, answer) for key, one in asked)
         return answer
 
     async def complete(

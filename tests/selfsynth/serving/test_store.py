@@ -309,6 +309,18 @@ def test_a_folder_that_may_not_be_written():
         assert len(held(old)) == 3
 
 
+def test_another_process_that_writes(tmp_path):
+    path = tmp_path / "answers.sqlite"
+    with Store(path) as store, Store(path) as other:
+        store._db.execute("PRAGMA busy_timeout = 10")
+        other._db.execute("BEGIN IMMEDIATE")
+        with pytest.raises(SelfsynthError, match=r"cannot be written: .*locked"):
+            store.put(rows(2))
+        other._db.execute("COMMIT")
+        store.put(rows(3))
+    assert len(held(path)) == 3
+
+
 def test_no_such_folder(tmp_path):
     with pytest.raises(SelfsynthError, match="cannot be opened"):
         Store(tmp_path / "none" / "answers.sqlite")

