@@ -13,7 +13,7 @@ sao: $(VENV)/sao
 	$(BIN)/python pipelines/sao.py --num-prompts $(PROMPTS) --max-new-tokens 512
 
 test: $(VENV)/test lint
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses 3
 
 lint: $(VENV)/test
 	$(BIN)/ruff check .
@@ -21,14 +21,17 @@ lint: $(VENV)/test
 
 # A stamp file says which set of packages a venv holds, and when.
 $(VENV)/sao: pyproject.toml constraints.txt | $(VENV)/new
-	$(PIP) --editable '.[embedded]'
-	touch $@
+	@echo 'installing what the main job needs (no torch)'
+	@$(PIP) --editable '.[embedded]'
+	@touch $@
 
 $(VENV)/test: pyproject.toml constraints.txt | $(VENV)/new
-	$(PIP) --editable '.[embedded,train,eval,review,test]'
-	touch $@ $(VENV)/sao
+	@echo 'installing everything'
+	@$(PIP) --editable '.[embedded,train,eval,review,test]'
+	@touch $@ $(VENV)/sao
 
 $(VENV)/new:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 …")'
-	$(PYTHON) -m venv $(VENV)
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 …")'
+	@echo 'making $(VENV)'
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@

@@ -147,7 +147,8 @@ def _state(
         parts.append(f"{role} {done.done:,}/{total:,}")
         left += total - done.done
         finished = min(finished, done.done / per_row)
-    parts.append(f"{finished / seconds:.1f} rows/s")
+    pace = finished / seconds
+    parts.append(f"{pace:.0f} rows/s" if pace >= 10 else f"{pace:.2f} rows/s")
     tokens = sum(client.usage.completion_tokens for client in clients)
     parts.append(f"{tokens / seconds:.0f} tokens/s")
     # By the pace of what was sent: answers from the store come in no time.

@@ -273,11 +273,13 @@ def ask_until_it_is_noticed(end):
 
 
 COMMAND = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from tests.selfsynth.serving.test_engines import serving
 
 try:
+    # A shell's background job starts with SIGINT ignored, and so do its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with serving(Path(sys.argv[1])):
         print("serving", flush=True)
         time.sleep(60)
