@@ -182,11 +182,7 @@ def served(
             stack.enter_context(serve(one, slots, context, run.log, share)) for one in models
         ]
         probes = asyncio.run(_probe(endpoints, store))
-        endpoints = [
-            # A server at a URL has the last word on which model it is.
-            replace(endpoint, reported=probe.model, model=_name(one, probe))
-            for one, endpoint, probe in zip(models, endpoints, probes, strict=True)
-        ]
+        endpoints = list(map(_probed, models, endpoints, probes))
         logprobs = probes[-1].top_logprobs is not None
         yield Served(run, store, endpoints[0], endpoints[-1], logprobs, concurrency)
 
@@ -197,6 +193,20 @@ async def _probe(endpoints: Sequence[Endpoint], store: Store) -> list[Completion
         async with Client(endpoint, store, asyncio.Semaphore(1)) as client:
             answers.append(await client.probe())
     return answers
+
+
+def _probed(model: Model, endpoint: Endpoint, probe: Completion) -> Endpoint:
+    """Return an endpoint with what its first answer showed."""
+    engine = endpoint.engine
+    if probe.detail:
+        engine += f" that refuses {probe.detail}"
+    return replace(
+        endpoint,
+        engine=engine,
+        without=frozenset(probe.detail.split(", ") if probe.detail else ()),
+        reported=probe.model,
+        model=_name(model, probe),  # a server at a URL has the last word on which model it is
+    )
 
 
 def _name(model: Model, probe: Completion) -> str:

@@ -9,11 +9,13 @@ import hashlib
 import json
 import math
 import random
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -30,6 +32,12 @@ TIMEOUT = 600.0  # seconds for one try, from connecting to the last byte
 FAILURES_IN_A_ROW = 20
 _LONGEST_ANSWER = 8_000_000  # bytes
 _LONGEST_WAIT = 60.0  # seconds between two tries
+SUCCESSOR = "max_completion_tokens"  # of max_tokens, with OpenAI's reasoning models
+FEW_LOGPROBS = 5  # where 20 are refused
+_NOT_SUPPORTED = re.compile(
+    r"(?i)unsupported|not supported|n[o']t support|unknown|unrecogni[sz]ed|unexpected|not allowed"
+    r"|not permitted|must be (less|at most|between)|less than or equal|at most|only the default"
+)
 # What OpenAI, vLLM and llama.cpp say of a prompt that does not fit.
 _TOO_LONG = (
     "context_length",
@@ -95,6 +103,7 @@ class Client:
         store: where answers are kept; None keeps them nowhere.
         limit: the cap on requests in flight.
         timeout: seconds for one try.
+        without: parameters that the server was found to refuse.
         first_wait: seconds before the second try; each further wait is twice as long, give or
             take a half.
     """
@@ -112,6 +121,7 @@ class Client:
         self._failed = Counter()  # tries in a row, by URL
         self._rests_until = dict.fromkeys(self.endpoint.urls, 0.0)
         self._answered = False
+        self.without = set(self.endpoint.without)
         self._asked: dict[str, asyncio.Task] = {}
         self._unsaved: list[tuple[tuple, asyncio.Future]] = []
         self._failures_in_a_row = 0
@@ -159,6 +169,8 @@ class Client:
                 there = {"proxy": self._proxies[url], "allow_redirects": False}
                 (await self._session.get(f"{url}/models", **there)).release()
                 answer = stored.get(key) or await self._persist(request, [url], PROBE_TRIES)
+                if not stored and self.without:
+                    answer = answer._replace(detail=", ".join(sorted(self.without)))
         except (TimeoutError, aiohttp.ClientError, Rejected) as error:
             reason = str(error) or f"no answer within {PROBE_LIMIT:.0f} s"
             raise SelfsynthError(f"{self.endpoint.name} at {url}: {reason}") from None
@@ -253,16 +265,29 @@ class Client:
         return min(wait, _LONGEST_WAIT)
 
     async def _try(self, url: str, request: Request) -> Completion:
-        body = {
-            "model": self.endpoint.name,
-            "messages": request.messages,
-            "max_tokens": request.max_tokens,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "seed": request.seed,
-        }
-        if request.top_logprobs:
-            body |= {"logprobs": True, "top_logprobs": request.top_logprobs}
+        """Try once; a parameter that the server refuses is left out from then on."""
+        while True:
+            body = body_of(self.endpoint.name, request, self.without)
+            status, headers, data = await self._send(url, body)
+            if status == 200:
+                break
+            refused = refused_parameter(data, body) if status in (400, 422) else None
+            if refused is None:
+                self._refuse(status, headers, data, url)
+            self.without.add(refused)
+        answer = parse(data)
+        self._answered = True
+        expected = self.endpoint.reported
+        if expected and answer.model not in (None, expected):
+            raise SelfsynthError(
+                f"{url} answers as {answer.model!r}, where it was {expected!r}: "
+                "another model needs another --output-dir"
+            )
+        self.usage.completion_tokens += answer.completion_tokens or 0
+        return answer
+
+    async def _send(self, url: str, body: Mapping) -> tuple[int, Mapping, bytes]:
+        """Return status, headers and body of a server's answer, whatever it is."""
         self.usage.sent += 1
         try:
             async with self._session.post(
@@ -271,26 +296,13 @@ class Client:
                 proxy=self._proxies[url],
                 allow_redirects=False,
             ) as response:
-                data = await _read(response)
-                status, headers = response.status, response.headers
+                return response.status, response.headers, await _read(response)
         except TimeoutError:
             raise Retry(f"no whole answer within {self.timeout:g} s") from None
         except aiohttp.ClientError as error:
             raise Retry(f"{type(error).__name__}: {error}") from None
-        if status == 200:
-            answer = parse(data)
-            self._answered = True
-            expected = self.endpoint.reported
-            if expected and answer.model not in (None, expected):
-                raise SelfsynthError(
-                    f"{url} answers as {answer.model!r}, where it was {expected!r}: "
-                    "another model needs another --output-dir"
-                )
-            self.usage.completion_tokens += answer.completion_tokens or 0
-            return answer
-        self._refuse(status, headers, data, url)
 
-    def _refuse(self, status: int, headers: Mapping, data: bytes, url: str) -> None:
+    def _refuse(self, status: int, headers: Mapping, data: bytes, url: str) -> NoReturn:
         """Raise what an answer other than 200 means."""
         said = error_message(data)
         if 300 <= status < 400:  # prompts go where the user sent them and nowhere else
@@ -345,6 +357,50 @@ def _proxy_of(url: str) -> str | None:
     if host in ("localhost", "::1") or host.startswith("127.") or proxy_bypass(host):
         return None
     return getproxies().get(parts.scheme)
+
+
+def body_of(name: str, request: Request, without: Collection[str] = ()) -> dict[str, Any]:
+    """Return a request as the body of a chat completion.
+
+    Args:
+        name: the model's name.
+        without: parameters that the server refuses. `max_tokens` becomes its successor
+            `max_completion_tokens`, `top_logprobs` is lowered to 5, everything else is left out.
+    """
+    body = {"model": name, "messages": request.messages}
+    body |= {one: getattr(request, one) for one in ("temperature", "top_p", "seed")}
+    body["max_tokens" if "max_tokens" not in without else SUCCESSOR] = request.max_tokens
+    if request.top_logprobs:
+        most = FEW_LOGPROBS if "top_logprobs" in without else request.top_logprobs
+        body |= {"logprobs": True, "top_logprobs": min(most, request.top_logprobs)}
+    if "logprobs" in without:
+        body.pop("top_logprobs", None)
+    replaced = ("max_tokens", "top_logprobs")
+    return {one: value for one, value in body.items() if one in replaced or one not in without}
+
+
+def refused_parameter(data: bytes, body: Mapping) -> str | None:
+    """Return the parameter of `body` that an error says is not supported, None when it is none.
+
+    The error names it in `param`, or names it in its message and says there that it is not
+    supported; that a value is too large for the context is another matter.
+    """
+    said = error_message(data)
+    if not _NOT_SUPPORTED.search(said) or any(sign in said.lower() for sign in _TOO_LONG):
+        return None
+    try:
+        named = json.loads(data)["error"].get("param")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        named = None
+    # The longer names first: one is a part of another.
+    known = ("top_logprobs", "logprobs", SUCCESSOR, "max_tokens", "temperature", "top_p", "seed")
+    mentioned = [one for one in known if re.search(rf"\b{one}\b", said)]
+    for one in [named, *mentioned]:
+        if one == "top_logprobs" and body.get(one, 0) <= FEW_LOGPROBS:
+            one = "logprobs"
+        if one in known and one in body:
+            return one
+    return None
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

@@ -39,6 +39,7 @@ class Endpoint:
         fingerprint: what the store's keys hold; equal fingerprints give equal answers.
         engine: the software that serves it and its version, as far as known.
         licence: the model's licence where it is known.
+        without: parameters of requests that the server refuses.
         reported: the name under which the server answers, once it was asked.
         api_key: sent to these URLs only.
         process: the engine, when it is a child of ours.
@@ -50,6 +51,7 @@ class Endpoint:
     fingerprint: str
     engine: str
     licence: str | None = None
+    without: frozenset[str] = frozenset()
     reported: str | None = None
     api_key: str | None = field(default=None, repr=False)
     process: Engine | None = field(default=None, repr=False)

@@ -41,7 +41,7 @@ class Completion(NamedTuple):
         top_logprobs: alternatives to the first token as [token, natural-log probability] pairs.
         failure: None, or the reason why there is no answer (`request_failed`,
             `context_exceeded`); failures are never stored.
-        detail: a failure in words.
+        detail: a failure in words; of a first question, the parameters that the server refused.
         model: the model's name as the server gave it.
     """
 

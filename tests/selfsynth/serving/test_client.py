@@ -20,7 +20,15 @@ from hypothesis import strategies as st
 
 from selfsynth.errors import SelfsynthError
 from selfsynth.serving import Client, Completion, Endpoint, Request, Store
-from selfsynth.serving.client import FAILURES_IN_A_ROW, Retry, error_message, parse, retry_after
+from selfsynth.serving.client import (
+    FAILURES_IN_A_ROW,
+    Retry,
+    body_of,
+    error_message,
+    parse,
+    refused_parameter,
+    retry_after,
+)
 from selfsynth.serving.store import key_of
 from tests.servers.model_server import ModelServer, canonical, server_process
 
@@ -104,7 +112,7 @@ def calm():
 def test_answers_come_in_order():
     with ModelServer(delay=(0.0, 0.05)) as server:  # by hash, so they end in another order
         found = answers(server, requests(30))
-        expected = [server.answer(body_of(one)) for one in requests(30)]
+        expected = [server.answer(sent_for(one)) for one in requests(30)]
     assert [one.text for one in found] == [
         payload["choices"][0]["message"]["content"] for payload in expected
     ]
@@ -116,7 +124,7 @@ def test_answers_come_in_order():
         )
 
 
-def body_of(one):
+def sent_for(one):
     """What goes over the wire for a request."""
     body = {"model": "scripted", **one._asdict()}
     del body["repeat"]
@@ -142,7 +150,7 @@ def test_the_body_says_what_the_request_says(one):
         if "\ud83d" in one.messages[0]["content"]:  # the server's JSON reader may refuse it
             assert answer.text or answer.failure == "request_failed"
             return
-        assert server.requests[0].body == body_of(one)
+        assert server.requests[0].body == sent_for(one)
         assert server.requests[0].path == "/v1/chat/completions"
     assert (answer.top_logprobs is not None) == bool(one.top_logprobs)
     if one.top_logprobs:
@@ -395,13 +403,6 @@ LLAMA = {
         "n_ctx": 4096,
     }
 }
-UNSUPPORTED = {
-    "error": {
-        "message": "Unsupported parameter: 'max_tokens' is not supported with this model.",
-        "type": "invalid_request_error",
-        "code": "unsupported_parameter",
-    }
-}
 
 
 @pytest.mark.parametrize(
@@ -418,7 +419,6 @@ UNSUPPORTED = {
         (400, json.dumps(LLAMA), "context_exceeded"),
         (400, json.dumps({"error": {"message": "Context size exceeded."}}), "context_exceeded"),
         (413, json.dumps(LLAMA), "context_exceeded"),
-        (400, json.dumps(UNSUPPORTED), "request_failed"),
         (400, "", "request_failed"),
         (400, "[" * 100_000, "request_failed"),
         (422, '{"detail": [{"loc": ["body"]}]}', "request_failed"),
@@ -607,7 +607,7 @@ def answered(log):
 def stored(path):
     """The hashes of the bodies whose answers are in a store."""
     with Store(path) as store:
-        return {sha256(canonical(body_of(one))).hexdigest() for _, one, _ in store}
+        return {sha256(canonical(sent_for(one))).hexdigest() for _, one, _ in store}
 
 
 def wait_for_lines(log, count):
@@ -695,12 +695,65 @@ def test_probe_of_a_server_that_fails_at_times(fault):
         assert probe(server).model == "scripted"
 
 
-def test_probe_of_a_server_that_cannot_take_it():
-    with (
-        ModelServer(refuse=["logprobs"]) as server,
-        pytest.raises(SelfsynthError, match="logprobs"),
-    ):
-        probe(server)
+@pytest.mark.parametrize("refuse", ["max_tokens", "temperature", "top_p", "seed", "logprobs"])
+def test_what_a_server_refuses_is_left_out(refuse, store):
+    """Found out once, by the first question; the answers are there all the same."""
+    with ModelServer(refuse=[refuse]) as server:
+        answer = probe(server, store)
+        assert answer.detail == refuse and (answer.top_logprobs is None) == (refuse == "logprobs")
+        refused = server.counts()["requests"] - 1
+        knowing = endpoint(server.url, without=frozenset([refuse]))
+        found = answers(knowing, [request(i, top_logprobs=20) for i in range(5)])
+        bodies = [one.body for one in server.requests[-5:]]
+        assert refused == 1 and server.counts()["requests"] == 2 + 5
+        assert probe(server, store) == answer
+    assert all(one.failure is None for one in found)
+    for body in bodies:
+        assert refuse not in body and ("max_completion_tokens" in body) == (refuse == "max_tokens")
+
+
+@pytest.mark.parametrize(
+    ("error", "names"),
+    [
+        ({"message": "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
+          "'max_completion_tokens' instead.", "param": "max_tokens"}, "max_tokens"),
+        ({"message": "Unsupported value: 'temperature' does not support 0.6 with this model. Only "
+          "the default (1) value is supported.", "param": "temperature"}, "temperature"),
+        ({"message": "You are not allowed to request logprobs from this model"}, "logprobs"),
+        ({"message": "top_logprobs must be less than or equal to 5"}, "top_logprobs"),
+        ({"message": "Unknown field: seed"}, "seed"),
+        ({"message": "Extra inputs are not permitted: seed"}, "seed"),
+        ({"message": "This model's maximum context length is 4096 tokens, at most; you asked for "
+          "5000 (max_tokens 1024)"}, None),
+        ({"message": "max_tokens is too large: 99999"}, None),
+        ({"message": "unsupported content in messages"}, None),
+        ({"message": "Unsupported parameter: 'stream'", "param": "stream"}, None),
+    ],
+)  # fmt: skip
+def test_refused_parameter(error, names):
+    body = body_of("m", request(top_logprobs=20))
+    assert refused_parameter(json.dumps({"error": error}).encode(), body) == names
+
+
+def test_few_logprobs_before_none():
+    def script(body):
+        if body.get("top_logprobs", 0) > 5:
+            return web.Response(status=400, text="top_logprobs must be at most 5")
+        return None
+
+    with ModelServer(script=script) as server:
+        assert len(probe(server).top_logprobs) == 5
+    with ModelServer(script=lambda body: web.Response(status=400, text="top_logprobs: unknown")
+                     if "logprobs" in body else None) as server:  # fmt: skip
+        assert probe(server).top_logprobs is None
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+@fuzz
+def test_refused_parameter_takes_anything(data):
+    assert refused_parameter(data, body_of("m", request())) in (
+        *(None, "max_tokens", "temperature", "top_p", "seed"),
+    )
 
 
 def test_probe_of_servers_that_differ():
@@ -783,7 +836,7 @@ def test_parse_any_bytes(data):
 @fuzz
 @given(st.data())
 def test_parse_a_body_that_is_cut(data):
-    whole = canonical(ModelServer().answer(body_of(request(top_logprobs=5))))
+    whole = canonical(ModelServer().answer(sent_for(request(top_logprobs=5))))
     assert parsed(whole) is not None
     assert parsed(whole[: data.draw(st.integers(0, len(whole) - 1))]) is None
 
