@@ -393,6 +393,12 @@ def main(
         int | None, typer.Option(min=1, help="requests in flight; default 16, 8 for a GGUF")
     ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    reuse: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="folder of another run whose answers are not asked for again; repeatable"
+        ),
+    ] = None,
     output_dir: Annotated[
         Path | None, typer.Option(help="run folder; default runs/sao/<model>-<n>-s<seed>")
     ] = None,
@@ -437,7 +443,11 @@ def main(
             "wording": wording(mode),
         }
 
-    with RunFolder(folder) as run, Store(run.store) as store:
+    lent = [RunFolder(one).store for one in reuse or ()]
+    for path in lent:
+        if not path.is_file():
+            raise UsageError(f"--reuse: {path.parent.parent} is not the folder of a run")
+    with RunFolder(folder) as run, Store(run.store, lent) as store:
         names = [generation.model_name(one, store) for one in (generator, judge_model)]
         if None not in names:
             run.check_identity(identity(*names))

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from selfsynth.errors import SelfsynthError
+from selfsynth.errors import SelfsynthError, UsageError
 
 
 class Request(NamedTuple):
@@ -75,16 +75,44 @@ def _canonical(value: object) -> bytes:
     )
 
 
+_PICK = "SELECT key, model, request, answer FROM answers WHERE key IN (%s)"
+
+
+def _some(keys: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield keys in portions that one statement can hold, each with its placeholders."""
+    for start in range(0, len(keys), 500):
+        some = keys[start : start + 500]
+        yield ",".join("?" * len(some)), some
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    if not path.is_file():
+        raise UsageError(f"there is no store of answers at {path}")
+    try:
+        database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        database.text_factory = bytes.decode
+        database.execute("SELECT key, model, request, answer FROM answers LIMIT 1").fetchall()
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise SelfsynthError(f"{path} cannot be read: {error}") from error
+    return database
+
+
 class Store:
     """The answers of a run, by key.
+
+    Args:
+        path: the file, made when there is none.
+        reuse: stores of other runs; what they hold of the keys asked for is copied, and they are
+            only read.
 
     Raises:
         SelfsynthError: the file is damaged (it is set aside under another name), or cannot be
             read or written.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, reuse: Iterable[Path] = ()):
         self.path = path
+        self._lent = {one: _open_to_read(one) for one in reuse}
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
         except sqlite3.Error as error:
@@ -110,19 +138,33 @@ class Store:
         return self
 
     def __exit__(self, *_) -> None:
-        self._db.close()
+        for lent in (*self._lent.values(), self._db):
+            lent.close()
 
     def get(self, keys: Iterable[str]) -> dict[str, Completion]:
-        """Return the stored answers among `keys`."""
-        found = {}
+        """Return the stored answers among `keys`, those of reused stores included."""
         keys = list(keys)
-        for start in range(0, len(keys), 500):
-            some = keys[start : start + 500]
-            rows = self._run(
-                f"SELECT key, answer FROM answers WHERE key IN ({','.join('?' * len(some))})",  # noqa: S608
-                some,
-            )
-            found |= {key: self._made(Completion, answer) for key, answer in rows}
+        found = self._own(keys)
+        for path, lent in self._lent.items():
+            missing = [key for key in keys if key not in found]
+            try:
+                rows = [
+                    row
+                    for marks, some in _some(missing)
+                    for row in lent.execute(_PICK % marks, some)
+                ]
+            except (sqlite3.Error, UnicodeDecodeError) as error:
+                raise SelfsynthError(f"{path} cannot be read: {error}") from error
+            if rows:
+                self._write(rows)
+                found |= self._own([key for key, *_ in rows])
+        return found
+
+    def _own(self, keys: list[str]) -> dict[str, Completion]:
+        found = {}
+        for marks, some in _some(keys):
+            rows = self._run(_PICK % marks, some)
+            found |= {key: self._made(Completion, answer) for key, _, _, answer in rows}
         return found
 
     def put(self, answers: Iterable[tuple[str, str, Request, Completion]]) -> None:
@@ -131,6 +173,9 @@ class Store:
             (key, fingerprint, json.dumps(request._asdict()), json.dumps(answer._asdict()))
             for key, fingerprint, request, answer in answers
         ]
+        self._write(rows)
+
+    def _write(self, rows: list[tuple]) -> None:
         try:
             self._db.execute("BEGIN")
             self._db.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", rows)

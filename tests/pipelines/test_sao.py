@@ -171,6 +171,21 @@ def test_persona_i_does_not_hang_on_the_count(undisturbed, python, tmp_path):
     assert ledger_of(tmp_path / "run") == ledger_of(folder)[:4]
 
 
+def test_a_run_grows_out_of_another(undisturbed, python, tmp_path):
+    folder, _, _ = undisturbed
+    before = {path: path.read_bytes() for path in folder.rglob("*.parquet")}
+    with ModelServer() as server:
+        python(*arguments(server.url, tmp_path / "run", "--reuse", folder, n=N + 2))
+        assert Counter(one.kind for one in server.requests)["prompt"] == 2
+    assert ledger_of(tmp_path / "run")[:N] == ledger_of(folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*.parquet")} == before
+    # What was lent is the new run's own from then on.
+    (tmp_path / "run/README.md").unlink()
+    with ModelServer() as server:
+        python(*arguments(server.url, tmp_path / "run", n=N + 2))
+        assert len(server.requests) == 1
+
+
 @pytest.mark.parametrize("mode", ["rating", "yesno"])
 def test_pointwise_modes(python, tmp_path, mode):
     with ModelServer() as server:
@@ -255,6 +270,7 @@ def test_settings_from_a_file(python, tmp_path, undisturbed):
         ["--base-url", "not a url"],
         ["--personas", "no-such-file.txt"],
         ["--config", "no-such-file.yaml"],
+        ["--reuse", "no-such-run"],
         ["extra-argument"],
     ],
     ids=" ".join,

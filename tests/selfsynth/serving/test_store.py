@@ -324,3 +324,30 @@ def test_another_process_that_writes(tmp_path):
 def test_no_such_folder(tmp_path):
     with pytest.raises(SelfsynthError, match="cannot be opened"):
         Store(tmp_path / "none" / "answers.sqlite")
+
+
+def test_other_stores_are_only_read(tmp_path):
+    rows = [(key_of("m", ONE._replace(seed=i)), "m", ONE._replace(seed=i), Completion(str(i)))
+            for i in range(1200)]  # fmt: skip
+    with Store(tmp_path / "a.sqlite") as one, Store(tmp_path / "b.sqlite") as other:
+        one.put(rows[:700])
+        other.put(rows[600:])
+    before = [(tmp_path / name).read_bytes() for name in ("a.sqlite", "b.sqlite")]
+    lent = [tmp_path / "a.sqlite", tmp_path / "b.sqlite"]
+    keys = [key for key, *_ in rows]
+    with Store(tmp_path / "own.sqlite", lent) as store:
+        found = store.get([*keys, "f" * 64])
+        assert found == {key: answer for key, _, _, answer in rows}
+    assert [(tmp_path / name).read_bytes() for name in ("a.sqlite", "b.sqlite")] == before
+    with Store(tmp_path / "own.sqlite") as store:
+        assert store.get(keys) == found  # copied, so the others may go
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no database at all", b"SQLite format 3\0" * 99])
+def test_another_store_that_cannot_be_read(tmp_path, content):
+    if content is not None:
+        (tmp_path / "other.sqlite").write_bytes(content)
+    with pytest.raises(SelfsynthError) as caught:
+        Store(tmp_path / "own.sqlite", [tmp_path / "other.sqlite"])
+    assert "other.sqlite" in str(caught.value) and "\n" not in str(caught.value)
+    assert content is None or (tmp_path / "other.sqlite").read_bytes() == content
