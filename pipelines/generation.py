@@ -27,12 +27,14 @@ from selfsynth.schema import check_dataset, reason_counts
 from selfsynth.serving import (
     PROBE,
     Broker,
+    Budget,
     Client,
     Completion,
     Done,
     Endpoint,
     Model,
     Store,
+    UsedUp,
     key_of,
     listen,
     public_name,
@@ -54,6 +56,7 @@ class Served:
         model, judge: the endpoints, one and the same when a model judges itself.
         judge_logprobs: whether the judge's server gives log-probabilities.
         concurrency: the cap on requests in flight, over both.
+        budget: what may be spent, over both.
     """
 
     run: RunFolder
@@ -62,6 +65,7 @@ class Served:
     judge: Endpoint
     judge_logprobs: bool
     concurrency: int
+    budget: Budget
 
     def ask(
         self, declare: Callable[[Path], Pipeline], rows: int, requests: Mapping[str, int]
@@ -100,7 +104,9 @@ class Served:
         limit, began = asyncio.Semaphore(self.concurrency), time.monotonic()
         async with AsyncExitStack() as stack:
             clients = [
-                await stack.enter_async_context(Client(endpoint, self.store, limit))
+                await stack.enter_async_context(
+                    Client(endpoint, self.store, limit, budget=self.budget)
+                )
                 for endpoint in dict.fromkeys((self.model, self.judge))
             ]
             broker = Broker(listener, {"model": clients[0], "judge": clients[-1]})
@@ -116,6 +122,9 @@ class Served:
                     self.run.note_seconds(time.monotonic() - began)
                     self.model.check_running()
                     self.judge.check_running()
+            if isinstance(broker.failure, UsedUp):  # what is under way is paid for
+                while any(client.in_flight for client in clients):
+                    await asyncio.sleep(0.05)
         if broker.failure:
             raise broker.failure
         if process.exitcode:
@@ -159,7 +168,13 @@ def _state(
 
 @contextmanager
 def served(
-    run: RunFolder, store: Store, model: Model, judge: Model, concurrency: int | None, context: int
+    run: RunFolder,
+    store: Store,
+    model: Model,
+    judge: Model,
+    concurrency: int | None,
+    context: int,
+    budget: Budget,
 ) -> Iterator[Served]:
     """Serve the models of a run for as long as the context lasts, and check that they answer.
 
@@ -167,6 +182,7 @@ def served(
         judge: the very same object as `model` when it judges itself.
         concurrency: the cap on requests in flight; None takes 8 for a GGUF and 16 for others.
         context: tokens a request needs at most, prompt and answer together.
+        budget: what may be spent once the models are served and checked.
 
     Raises:
         SelfsynthError: an engine does not start, or a server is down, refuses the key or does not
@@ -184,7 +200,7 @@ def served(
         probes = asyncio.run(_probe(endpoints, store))
         endpoints = list(map(_probed, models, endpoints, probes))
         logprobs = probes[-1].top_logprobs is not None
-        yield Served(run, store, endpoints[0], endpoints[-1], logprobs, concurrency)
+        yield Served(run, store, endpoints[0], endpoints[-1], logprobs, concurrency, budget)
 
 
 async def _probe(endpoints: Sequence[Endpoint], store: Store) -> list[Completion]:

@@ -42,7 +42,7 @@ from selfsynth.errors import DebugOption, UsageError, command
 from selfsynth.progress import say
 from selfsynth.runs import RunFolder
 from selfsynth.schema import JUDGE_MODES, LEDGER_SCHEMA, pair_id
-from selfsynth.serving import Completion, Request, Store, find
+from selfsynth.serving import Budget, Completion, Request, Store, find
 
 PROMPT_FOR_PROMPT = """\
 Here is a person:
@@ -392,6 +392,13 @@ def main(
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="requests in flight; default 16, 8 for a GGUF")
     ] = None,
+    max_requests: Annotated[
+        int | None,
+        typer.Option(min=1, help="stop after so many requests; the same command goes on"),
+    ] = None,
+    max_tokens_total: Annotated[
+        int | None, typer.Option(min=1, help="stop after so many tokens, read and written")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     reuse: Annotated[
         list[Path] | None,
@@ -456,7 +463,10 @@ def main(
                 return generation.tell(run, counts)
         generation.check_space(folder, num_prompts)
         context = 2 * max_new_tokens + 2048  # a pairwise judge prompt holds two answers
-        serving = generation.served(run, store, generator, judge_model, concurrency, context)
+        serving = generation.served(
+            *(run, store, generator, judge_model, concurrency, context),
+            Budget(max_requests, max_tokens_total),
+        )
         with serving as models:
             settings = Settings(
                 seed=seed,

@@ -7,13 +7,14 @@
 """
 
 from selfsynth.serving.broker import Broker, Done, Worker, listen
-from selfsynth.serving.client import PROBE, Client
+from selfsynth.serving.client import PROBE, Budget, Client, UsedUp
 from selfsynth.serving.endpoint import Endpoint, Model, find, public_name, serve
 from selfsynth.serving.store import Completion, Request, Store, key_of
 
 __all__ = [
     "PROBE",
     "Broker",
+    "Budget",
     "Client",
     "Completion",
     "Done",
@@ -21,6 +22,7 @@ __all__ = [
     "Model",
     "Request",
     "Store",
+    "UsedUp",
     "Worker",
     "find",
     "key_of",

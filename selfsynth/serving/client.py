@@ -91,6 +91,39 @@ class Usage:
     failed_tries: int = 0
 
 
+class UsedUp(SelfsynthError):
+    """A limit that the user set is reached; what was answered is kept."""
+
+
+@dataclass
+class Budget:
+    """What a command may spend, over all its clients; None sets no limit.
+
+    Attributes:
+        requests, tokens: the limits; tokens are those read and those written.
+        sent, used: what was spent so far.
+    """
+
+    requests: int | None = None
+    tokens: int | None = None
+    sent: int = 0
+    used: int = 0
+
+    def take(self) -> None:
+        """Count one request that is about to be sent, or raise UsedUp."""
+        for spent, limit, flag in (
+            (self.sent, self.requests, "--max-requests"),
+            (self.used, self.tokens, "--max-tokens-total"),
+        ):
+            if limit is not None and spent >= limit:
+                raise UsedUp(f"{flag} {limit} is used up: a higher one goes on where this ended")
+        self.sent += 1
+
+    def count(self, answer: Completion) -> None:
+        """Count the tokens of an answer."""
+        self.used += (answer.prompt_tokens or 0) + (answer.completion_tokens or 0)
+
+
 @dataclass
 class Client:
     """Asks one endpoint.
@@ -103,6 +136,7 @@ class Client:
         store: where answers are kept; None keeps them nowhere.
         limit: the cap on requests in flight.
         timeout: seconds for one try.
+        budget: what may be spent.
         without: parameters that the server was found to refuse.
         first_wait: seconds before the second try; each further wait is twice as long, give or
             take a half.
@@ -113,6 +147,7 @@ class Client:
     limit: asyncio.Semaphore
     timeout: float = TIMEOUT
     first_wait: float = 0.5
+    budget: Budget = field(default_factory=Budget)
     usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self):
@@ -144,6 +179,11 @@ class Client:
         if self._unsaved:
             self._write()
         await self._session.close()
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are being tried now."""
+        return sum(self._in_flight.values())
 
     async def probe(self) -> Completion:
         """Check that every URL of the endpoint answers as one model, and return the answer.
@@ -284,10 +324,12 @@ class Client:
                 "another model needs another --output-dir"
             )
         self.usage.completion_tokens += answer.completion_tokens or 0
+        self.budget.count(answer)
         return answer
 
     async def _send(self, url: str, body: Mapping) -> tuple[int, Mapping, bytes]:
         """Return status, headers and body of a server's answer, whatever it is."""
+        self.budget.take()
         self.usage.sent += 1
         try:
             async with self._session.post(

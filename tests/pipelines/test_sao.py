@@ -171,6 +171,21 @@ def test_persona_i_does_not_hang_on_the_count(undisturbed, python, tmp_path):
     assert ledger_of(tmp_path / "run") == ledger_of(folder)[:4]
 
 
+@pytest.mark.parametrize("flags", [["--max-requests", 25], ["--max-tokens-total", 3000]])
+def test_a_limit_is_a_clean_stop(undisturbed, python, tmp_path, flags):
+    folder, log = tmp_path / "run", tmp_path / "requests.jsonl"
+    with server_process("--delay", 0.02, "--log", log) as url:
+        command = arguments(url, folder, "--concurrency", 4)
+        stopped = python(*command, *flags, status=1)
+        assert f"{flags[0]} {flags[1]} is used up" in stopped.stderr
+        asked = answered(log).total()
+        assert asked == 1 + 25 if flags[0] == "--max-requests" else asked < 5 * N
+        assert not (folder / "README.md").exists() and not (folder / "data").exists()
+        python(*command)
+        assert set(answered(log).values()) == {1}
+    assert data_names(folder) == data_names(undisturbed[0])
+
+
 def test_a_run_grows_out_of_another(undisturbed, python, tmp_path):
     folder, _, _ = undisturbed
     before = {path: path.read_bytes() for path in folder.rglob("*.parquet")}
