@@ -392,6 +392,15 @@ def main(
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="requests in flight; default 16, 8 for a GGUF")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="check everything, say what is coming, ask nothing")
+    ] = False,
+    price_in: Annotated[
+        float, typer.Option(min=0.0, help="price of a million tokens read, in any currency")
+    ] = 0.0,
+    price_out: Annotated[
+        float, typer.Option(min=0.0, help="price of a million tokens written")
+    ] = 0.0,
     max_requests: Annotated[
         int | None,
         typer.Option(min=1, help="stop after so many requests; the same command goes on"),
@@ -483,13 +492,20 @@ def main(
             )
             made_as = identity(settings.model, settings.judge)
             run.check_identity(made_as)
+            requests = {"prompt": 1, "response": 2, "judge": orders or 2}
+            shown = 2 if mode == "pairwise" else 1
+            read, written = expected(num_prompts, requests, shown, max_new_tokens)
+            say(
+                f"{num_prompts:,} personas: up to {num_prompts * sum(requests.values()):,} "
+                f"requests, about {read:,} tokens to read and {written:,} to write"
+            )
+            if price_in or price_out:
+                say(f"about {(read * price_in + written * price_out) / 1e6:,.2f} in all")
+            if dry_run:
+                return
             run.write_config(made_as, sys.argv)
             path = run.requests / "personas.json"
             path.write_text(json.dumps(people), encoding="utf-8")
-
-            requests = {"prompt": 1, "response": 2, "judge": orders or 2}
-            shown = 2 if mode == "pairwise" else 1
-            say(expected(num_prompts, requests, shown, max_new_tokens))
             rows, done = models.ask(
                 lambda socket: declare(settings, path, socket), num_prompts, requests
             )
@@ -529,8 +545,10 @@ def wording(mode: str) -> dict[str, str]:
     return {name: hashlib.sha256(text.encode()).hexdigest()[:8] for name, text in texts.items()}
 
 
-def expected(rows: int, requests: Mapping[str, int], shown: int, max_new_tokens: int) -> str:
-    """Say how many requests and about how many tokens are coming.
+def expected(
+    rows: int, requests: Mapping[str, int], shown: int, max_new_tokens: int
+) -> tuple[int, int]:
+    """Return about how many tokens will be read and written.
 
     From runs of small models: a prompt has about 60 tokens, an answer half of what it may, and
     the texts around them 150.
@@ -540,13 +558,9 @@ def expected(rows: int, requests: Mapping[str, int], shown: int, max_new_tokens:
         shown: responses that one judge request shows.
     """
     prompt, answer, around = 60, min(max_new_tokens, 1024) // 2, 150
-    written = prompt + requests["response"] * answer + requests["judge"]
     read = around + requests["response"] * prompt
     read += requests["judge"] * (around + prompt + shown * answer)
-    return (
-        f"{rows:,} personas: up to {rows * sum(requests.values()):,} requests, "
-        f"about {rows * written:,} tokens to write and {rows * read:,} to read"
-    )
+    return rows * read, rows * (prompt + requests["response"] * answer + requests["judge"])
 
 
 def facts(models: generation.Served, origin: Mapping[str, Any]) -> dict[str, Any]:

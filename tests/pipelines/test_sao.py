@@ -171,6 +171,20 @@ def test_persona_i_does_not_hang_on_the_count(undisturbed, python, tmp_path):
     assert ledger_of(tmp_path / "run") == ledger_of(folder)[:4]
 
 
+def test_a_dry_run_asks_nothing_but_who_is_there(tmp_path, capsys):
+    with ModelServer() as server:
+        command = arguments(server.url, tmp_path / "run", "--dry-run")[1:]
+        assert in_process(*command, "--price-in", 0.5, "--price-out", 1.5) == 0
+        assert len(server.requests) == 1
+    # A row: 150 + 2 x 60 tokens to write from, two verdicts over 150 + 60 + 2 x 512; and 60 for the
+    # prompt, 2 x 512 for the responses and 2 for the verdicts.
+    read, written = 12 * (270 + 2 * 1234), 12 * (60 + 1024 + 2)
+    said = capsys.readouterr().err
+    assert f"up to 60 requests, about {read:,} tokens to read and {written:,} to write" in said
+    assert f"about {(read * 0.5 + written * 1.5) / 1e6:,.2f} in all" in said
+    assert not (tmp_path / "run/config.yaml").exists()
+
+
 @pytest.mark.parametrize("flags", [["--max-requests", 25], ["--max-tokens-total", 3000]])
 def test_a_limit_is_a_clean_stop(undisturbed, python, tmp_path, flags):
     folder, log = tmp_path / "run", tmp_path / "requests.jsonl"
