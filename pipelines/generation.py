@@ -119,7 +119,7 @@ class Served:
                 while process.is_alive() and not broker.failure:
                     await asyncio.sleep(0.1)
                     progress.tick()
-                    self.run.note_seconds(time.monotonic() - began)
+                    self.run.note_seconds()
                     self.model.check_running()
                     self.judge.check_running()
             if isinstance(broker.failure, UsedUp):  # what is under way is paid for

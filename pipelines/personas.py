@@ -564,6 +564,8 @@ def _read_file(path: str) -> tuple[list[str], dict]:
             raise UsageError(f"{path} is a folder; give FILE.txt or FILE.jsonl")
         if not path.lower().endswith((".txt", ".jsonl")):
             raise UsageError(f"{path}: a file of personas is FILE.txt or FILE.jsonl")
+        if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
+            raise UsageError(f"{path} is not a regular file")
         content = Path(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -571,7 +571,10 @@ def facts(models: generation.Served, origin: Mapping[str, Any]) -> dict[str, Any
         "model_licence": models.model.licence,
         "judge_licence": models.judge.licence,
         "languages": ["en"] if origin["source"] == "builtin" else [],
-        "fingerprints": {"model": models.model.fingerprint, "judge": models.judge.fingerprint},
+        "fingerprints": {
+            role: f"url:{one.model}" if one.process is None else one.fingerprint
+            for role, one in (("model", models.model), ("judge", models.judge))
+        },
     }
 
 

@@ -57,11 +57,14 @@ def build(
 
 def differences(old: Mapping, new: Mapping) -> list[str]:
     """Name the keys in which two identities differ, each with both values."""
-    return [
-        f"{key}: {old.get(key, 'none')!r} there, {new.get(key, 'none')!r} here"
-        for key in dict.fromkeys([*old, *new])
-        if old.get(key) != new.get(key)
-    ]
+    found = []
+    for key in dict.fromkeys([*old, *new]):
+        there, here = old.get(key, "none"), new.get(key, "none")
+        if isinstance(there, Mapping) and isinstance(here, Mapping):
+            found += [f"{key}.{one}" for one in differences(there, here)]
+        elif there != here:
+            found.append(f"{key}: {there!r} there, {here!r} here")
+    return found
 
 
 def commit() -> str | None:

@@ -13,7 +13,9 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -29,8 +31,6 @@ from selfsynth.schema import LEDGER_SCHEMA, PAIR_SCHEMA, split_of
 
 class RunFolder:
     """A locked run folder; use it as a context manager.
-
-    `seconds` is the time that all commands together have worked on it.
 
     Raises:
         SelfsynthError: another command holds the folder, or it cannot be written.
@@ -66,27 +66,44 @@ class RunFolder:
             stack.pop_all()
         if not self.card.exists():  # what a kill left of a dataset on its way is none
             self._remove_dataset()
-        self.seconds = self._before = _seconds_so_far(self._time)
+        self._before, self._began = _seconds_so_far(self._time), time.monotonic()
+        self._noted = self._before
         return self
 
     def __exit__(self, *_) -> None:
+        if self._noted > self._before:
+            _replace(self._time, f"{self.seconds:.1f}")
         self._lock.close()
 
     def complete(self) -> dict | None:
-        """Return the counts of a finished dataset, None when there is something left to ask.
+        """Return the counts of a finished dataset, None when there is something left to do.
 
-        Rows whose requests failed are something left: the same command asks them again.
+        Rows whose requests failed are something left: the same command asks them again. So are
+        data files that are missing, or are not what their names say.
         """
         if not self.card.exists():
             return None
+        counts = self._published()["counts"]
+        named = re.findall(
+            r"^ *(?:- )?path: (data/\S+)$", self.card.read_text("utf-8"), re.MULTILINE
+        )
+        whole = bool(named) and all(_is_whole(self.path / name) for name in named)
+        return counts if whole and not counts["dropped"].get("request_failed") else None
+
+    def _published(self) -> dict:
+        """Return the provenance of the finished dataset."""
         try:
-            counts = json.loads(self.provenance.read_text(encoding="utf-8"))["counts"]
-            return None if counts["dropped"].get("request_failed") else counts
+            found = json.loads(self.provenance.read_text(encoding="utf-8"))
+            counts, identity = found["counts"], found["identity"]
+            numbers = [counts["asked"], counts["kept"], *counts["dropped"].values()]
+            if not (isinstance(identity, dict) and all(isinstance(one, int) for one in numbers)):
+                raise TypeError
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise SelfsynthError(
                 f"{self.provenance} cannot be read ({type(error).__name__}): without it nothing "
                 f"says what the dataset holds; remove {self.card.name} to have it made again"
             ) from None
+        return found
 
     def check_identity(self, identity: Mapping) -> None:
         """Refuse a folder that was made with another identity.
@@ -95,12 +112,18 @@ class RunFolder:
             UsageError: it was; the message names every difference.
         """
         config = self.path / "config.yaml"
-        if not config.exists():
+        if not config.exists() and not self.card.exists():
             return
         try:
-            old = dict(yaml.safe_load(config.read_text(encoding="utf-8"))["identity"])
+            if not config.exists():
+                old = self._published()["identity"]
+            else:
+                old = dict(yaml.safe_load(config.read_text(encoding="utf-8"))["identity"])
         except (yaml.YAMLError, OSError, ValueError, KeyError, TypeError) as error:
-            raise SelfsynthError(f"{config} cannot be read ({type(error).__name__})") from None
+            raise SelfsynthError(
+                f"{config} cannot be read ({type(error).__name__}): remove it, or name another "
+                "--output-dir"
+            ) from None
         if found := differences(old, identity):
             raise UsageError(
                 f"{self.path} was made with other settings ({'; '.join(found)}): "
@@ -115,11 +138,16 @@ class RunFolder:
         )
         _replace(self.path / "config.yaml", text)
 
-    def note_seconds(self, seconds: float) -> None:
-        """Note, once a second, for how long this command has worked: a kill must not lose it."""
-        if self._before + seconds >= self.seconds + 1:
-            self.seconds = self._before + seconds
-            _replace(self._time, f"{self.seconds:.1f}")
+    @property
+    def seconds(self) -> float:
+        """The time that all commands together have worked on this run."""
+        return self._before + time.monotonic() - self._began
+
+    def note_seconds(self) -> None:
+        """Write the time down, at most once a second: a kill must not lose it."""
+        if (now := self.seconds) >= self._noted + 1:
+            self._noted = now
+            _replace(self._time, f"{now:.1f}")
 
     def write_ledger(self, ledger: Iterable[Mapping]) -> Path:
         """Write the ledger of a run that ends without a dataset."""
@@ -188,11 +216,19 @@ def write_data(
 def _write_parquet(folder: Path, stem: str, rows: list, schema: pa.Schema) -> str:
     part = folder / f"{stem}.part"
     pq.write_table(pa.Table.from_pylist(rows, schema), part, compression="zstd")
-    with part.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    name = f"{stem}-{digest[:8]}.parquet"
+    name = f"{stem}-{_sha256(part)[:8]}.parquet"
     part.rename(folder / name)
     return name
+
+
+def _is_whole(parquet: Path) -> bool:
+    """Whether a data file is there and has the SHA-256 that its name carries."""
+    return parquet.is_file() and parquet.stem.endswith("-" + _sha256(parquet)[:8])
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _replace(path: Path, text: str) -> None:

@@ -114,7 +114,7 @@ def find(spec: str, base_urls: Sequence[str] = (), api_key_env: str | None = Non
         key = _key(api_key_env)
         return Model(spec, public_name(spec), f"url:{spec}", urls=urls, api_key=key)
     if api_key_env:
-        raise UsageError(f"an API key ({api_key_env}) is for a server: give its --base-url too")
+        raise UsageError("an API key is for a server: give its --base-url too")
     if spec in EMBEDDED:
         known = EMBEDDED[spec]
         return Model(spec, known.model, f"sha256:{known.sha256}", known.licence)
@@ -128,6 +128,8 @@ def find(spec: str, base_urls: Sequence[str] = (), api_key_env: str | None = Non
         path, name = fetch_gguf(spec)
         return Model(spec, name, f"sha256:{sha256_of(path)}", gguf=path)
     if (folder := Path(os.path.expanduser(spec))).is_dir():  # noqa: PTH111
+        if not (folder / "config.json").is_file():
+            raise UsageError(f"the folder {spec} holds no model (no config.json)")
         digest = f"sha256:{folder_sha256(folder)}"
         return Model(spec, digest, digest, hub_id=str(folder.resolve()))
     hub_id, revision = split_revision(spec)
@@ -189,10 +191,10 @@ def serve(
 def public_name(name: str) -> str:
     """Return the name of a model at a URL as it may be published.
 
-    Many servers call a model by its path on their disk; of that, the last part and eight digits of
-    a hash are left.
+    Many servers call a model by its path on their disk, some by an address; of that, the last part
+    and eight digits of a hash are left.
     """
-    if not re.match(r"[/~.]|[A-Za-z]:[\\/]|.*\\", name):
+    if not re.match(r"[/~.]|[A-Za-z]:[\\/]|.*\\|.*://", name):
         return name
     last = re.split(r"[\\/]", name.rstrip("\\/"))[-1] or "model"
     return f"{last}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
@@ -206,7 +208,7 @@ def _checked_url(url: str) -> str:
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:  # a port that is none, half an IPv6 address
         usable = False
-    if not usable or parts.query or parts.fragment or url != "".join(url.split()):
+    if not usable or parts.query or parts.fragment or " " in url or not url.isprintable():
         raise UsageError(f"{url!r} is not a base URL (https://host/v1)")
     return url.rstrip("/").removesuffix("/chat/completions")
 
@@ -214,6 +216,8 @@ def _checked_url(url: str) -> str:
 def _key(variable: str | None) -> str | None:
     if variable is None:
         return None
+    if not re.fullmatch(r"[A-Za-z_]\w*", variable):  # and is not shown: it may be the key itself
+        raise UsageError("--api-key-env takes the name of an environment variable, not a key")
     if not (key := os.environ.get(variable, "").strip()):
         raise UsageError(f"the environment variable {variable} (the API key) is not set")
     if not key.isascii() or not key.isprintable():

@@ -128,6 +128,31 @@ def test_nothing_private_is_published(undisturbed):
     assert server.url in config["command"]
 
 
+@pytest.mark.parametrize("name", ["/srv/secret-host/my`model|x<b>", "http://secret-host:8000/m"])
+def test_a_model_that_is_called_by_its_place(python, tmp_path, name):
+    with ModelServer(models=[name]) as server:
+        command = arguments(server.url, tmp_path / "run", n=3)
+        command[command.index("scripted")] = name
+        python(*command)
+    published = [tmp_path / "run" / name for name in ("provenance.json", "README.md")]
+    for file in published:
+        plain = re.sub(r"\\(.)", r"\1", file.read_text())  # as Markdown shows it
+        assert "secret-host" not in plain
+    assert all("secret" not in pair["model"] for pair in pairs_of(tmp_path / "run"))
+
+
+def test_data_that_is_gone_is_made_again(undisturbed, python, tmp_path):
+    folder, _, _ = undisturbed
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", str(folder), str(copy)], check=True)
+    names = data_names(copy)
+    subprocess.run(["rm", "-r", str(copy / "data")], check=True)
+    with ModelServer() as server:
+        python(*arguments(server.url, copy))
+        assert len(server.requests) == 1
+    assert data_names(copy) == names
+
+
 def test_pairwise_margins_follow_from_the_scores(undisturbed):
     folder, _, _ = undisturbed
     by_id = {row["pair_id"]: row for row in ledger_of(folder)}

@@ -152,7 +152,7 @@ def test_no_host_and_no_password_survives(host, password, where):
         ({"a": 1}, {}, ["a: 1 there, 'none' here"]),
         ({}, {"a": 1}, ["a: 'none' there, 1 here"]),
         ({"a": 1, "b": 2}, {"c": 3, "b": 5}, None),
-        ({"b": {"c": 1}}, {"b": {"c": 2}}, ["b: {'c': 1} there, {'c': 2} here"]),
+        ({"b": {"c": 1}}, {"b": {"c": 2}}, ["b.c: 1 there, 2 here"]),
     ],
 )
 def test_differences(old, new, expected):

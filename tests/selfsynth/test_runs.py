@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -156,7 +157,7 @@ def test_folders_that_are_taken(tmp_path, prepare):
     if prepare == "killed early":  # between the folder and its lock
         (folder / "requests").mkdir(parents=True)
     with RunFolder(folder) as run:
-        assert run.seconds == 0
+        assert run.seconds == pytest.approx(0, abs=1)
         assert run.complete() is None
     with RunFolder(str(folder)):  # again, and as text
         pass
@@ -227,7 +228,7 @@ def test_the_same_identity_is_welcome(run):
         ({"model": "other"}, "model: 'me/model@0123' there, 'other' here"),
         ({"keep_truncated": True}, "keep_truncated: False there, True here"),
         ({"labels": "self"}, "labels: 'none' there, 'self' here"),
-        ({"personas": {"source": "builtin"}}, "personas: .* there, {'source': 'builtin'} here"),
+        ({"personas": {"source": "builtin"}}, "personas.source: 'file' there, 'builtin' here"),
         ({"seed": 1, "method": "x"}, "method: 'sao' there, 'x' here; seed: 0 there, 1 here"),
     ],
 )
@@ -296,27 +297,32 @@ def test_the_config_is_utf_8_in_any_locale(run):
 # ---------------------------------------------------------------- time
 
 
-def test_seconds_add_up_over_commands(tmp_path):
+def test_seconds_add_up_over_commands(tmp_path, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("selfsynth.runs.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    noted = tmp_path / "run/requests/seconds"
     with RunFolder(tmp_path / "run") as run:
-        run.note_seconds(0.4)
-        assert run.seconds == 0  # once a second is enough
-        run.note_seconds(1.2)
-        run.note_seconds(1.9)
-        assert run.seconds == pytest.approx(1.2)
-        run.note_seconds(10.5)
-    with RunFolder(tmp_path / "run") as run:  # the next command, after a kill or not
-        assert run.seconds == 10.5
-        run.note_seconds(3.0)
-        assert run.seconds == 13.5
+        clock[0] += 0.4
+        run.note_seconds()
+        assert run.seconds == pytest.approx(0.4) and not noted.exists()  # once a second is enough
+        clock[0] += 10
+        run.note_seconds()
+        clock[0] += 0.5
+        run.note_seconds()
+        assert noted.read_text() == "10.4"  # all that a kill would leave
+    assert noted.read_text() == "10.9"
+    clock[0] += 1000
     with RunFolder(tmp_path / "run") as run:
-        assert run.seconds == 13.5
+        assert run.seconds == pytest.approx(10.9)
+        clock[0] += 3
+        assert run.seconds == pytest.approx(13.9)
 
 
 def test_a_damaged_note_of_time_is_no_reason_to_fail(tmp_path):
     with RunFolder(tmp_path / "run"):
         (tmp_path / "run/requests/seconds").write_text("x")
     with RunFolder(tmp_path / "run") as run:
-        assert run.seconds == 0
+        assert run.seconds == pytest.approx(0, abs=1)
 
 
 # ---------------------------------------------------------------- data
@@ -423,11 +429,13 @@ def stage(run, version):
     """Stage a whole dataset whose every part says its version."""
     folder = run.stage()
     assert sorted(path.name for path in folder.rglob("*")) == ["assets", "data"]
-    (folder / "data" / f"train-{version}.parquet").write_text(version)
+    name = f"train-{hashlib.sha256(version.encode()).hexdigest()[:8]}.parquet"
+    (folder / "data" / name).write_text(version)
     (folder / "assets" / "margins.png").write_text(version)
-    provenance = {"counts": {"dropped": {}, "version": version}}
+    counts = {"asked": 1, "kept": 1, "dropped": {}, "version": version}
+    provenance = {"counts": counts, "identity": {}}
     (folder / "provenance.json").write_text(json.dumps(provenance))
-    (folder / "README.md").write_text(version)
+    (folder / "README.md").write_text(f"---\npath: data/{name}\n---\n{version}")
     return folder
 
 
@@ -439,7 +447,7 @@ def state(run):
     }
     for name in ("README.md", "provenance.json"):
         path = run.path / name
-        parts[name] = re.search("v[0-9]", path.read_text())[0] if path.exists() else None
+        parts[name] = re.search(r"\bv[0-9]\b", path.read_text())[0] if path.exists() else None
     return parts
 
 
@@ -456,7 +464,7 @@ def test_finish(run):
     run.write_ledger([line(0, "verdict_tie")])
     run.finish(stage(run, "v1"))
     assert state(run) == whole("v1")
-    assert run.complete() == {"dropped": {}, "version": "v1"}
+    assert run.complete()["version"] == "v1"
     assert sorted(path.name for path in run.path.iterdir()) == [
         *("README.md", "assets", "data", "provenance.json", "requests")
     ]
@@ -464,7 +472,9 @@ def test_finish(run):
 
     run.finish(stage(run, "v2"))
     assert state(run) == whole("v2")
-    assert [path.name for path in run.path.glob("data/*")] == ["train-v2.parquet"]
+    assert [path.name for path in run.path.glob("data/*")] == [
+        f"train-{hashlib.sha256(b'v2').hexdigest()[:8]}.parquet"
+    ]
 
 
 def test_a_stage_begins_empty(run):
@@ -559,13 +569,46 @@ def test_an_unfinished_run_keeps_its_ledger(run):
 def test_failed_requests_are_something_left(run, dropped, complete):
     """The same command asks them again."""
     counts = {"asked": 5, "kept": 2, "dropped": dropped}
-    run.provenance.write_text(json.dumps({"counts": counts}))
+    made = stage(run, "v1")
+    (made / "provenance.json").write_text(json.dumps({"counts": counts, "identity": {}}))
     assert run.complete() is None  # no card, no dataset
-    run.card.write_text("card")
+    run.finish(made)
     assert run.complete() == (counts if complete else None)
 
 
-@pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"counts": 5}', '{"counts": {}}', "{"])
+def test_data_that_is_gone_or_changed_is_something_left(run):
+    run.finish(stage(run, "v1"))
+    (data,) = (run.path / "data").iterdir()
+    data.write_text("changed")
+    assert run.complete() is None
+    data.unlink()
+    assert run.complete() is None
+
+
+def test_without_its_config_a_dataset_still_says_how_it_was_made(run):
+    made = stage(run, "v1")
+    counts = {"asked": 1, "kept": 1, "dropped": {}}
+    found = {"counts": counts, "identity": {"seed": 0}}
+    (made / "provenance.json").write_text(json.dumps(found))
+    run.finish(made)
+    run.check_identity({"seed": 0})
+    with pytest.raises(UsageError, match="seed: 0 there, 5 here"):
+        run.check_identity({"seed": 5})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "{}",
+        "[]",
+        '{"counts": {"asked": "x", "kept": 1, "dropped": {}}}',
+        '{"counts": 5}',
+        '{"counts": {}}',
+        "{",
+    ],
+)
 def test_a_card_without_provenance(run, text):
     run.card.write_text("card")
     if text is not None:

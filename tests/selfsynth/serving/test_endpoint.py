@@ -123,7 +123,7 @@ def test_a_password_in_a_url_is_refused_and_not_shown(url):
 @pytest.mark.parametrize(
     ("urls", "variable", "words"),
     [
-        ([], "SOME_KEY", "an API key (SOME_KEY) is for a server: give its --base-url too"),
+        ([], "SOME_KEY", "an API key is for a server: give its --base-url too"),
         ([URL], "UNSET_KEY", "the environment variable UNSET_KEY (the API key) is not set"),
         ([URL], "EMPTY_KEY", "the environment variable EMPTY_KEY (the API key) is not set"),
         ([URL], "TWO_LINES", "the environment variable TWO_LINES holds no API key"),
@@ -220,6 +220,9 @@ def test_a_folder_is_its_content(tmp_path):
     (folder / "config.json").write_text('{"a": 1}')
     prints.append(find("model").fingerprint)
     (folder / "config.json").rename(folder / "other.json")
+    with pytest.raises(UsageError, match="holds no model"):
+        find("model")
+    (folder / "config.json").write_text("{}")
     prints.append(find("model").fingerprint)
     (folder / "sub").mkdir()
     (folder / "sub" / "model.safetensors").write_bytes(b"x")
@@ -289,6 +292,7 @@ def test_a_gguf_without_chat_template_is_refused(engines):
         ("/home/someone/models/qwen/", r"qwen-[0-9a-f]{8}"),
         ("./models/a.gguf", r"a\.gguf-[0-9a-f]{8}"),
         ("~/a.gguf", r"a\.gguf-[0-9a-f]{8}"),
+        ("http://inner-host.corp:8000/m", r"m-[0-9a-f]{8}"),
         (r"C:\Users\someone\a.gguf", r"a\.gguf-[0-9a-f]{8}"),
         ("/", r"model-[0-9a-f]{8}"),
     ],
@@ -323,6 +327,7 @@ def test_serving_a_hub_id(engines):
 
 def test_serving_a_folder(engines, tmp_path):
     Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
     with serve(find("model"), 8, 2048, Path("log")) as end:
         assert engines == [("vllm", str(tmp_path / "model"), None, 2048, 1.0, Path("log"))]
         assert end.name == str(tmp_path / "model") and str(tmp_path) not in end.model
