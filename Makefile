@@ -13,7 +13,7 @@ sao: $(VENV)/sao
 	$(BIN)/python pipelines/sao.py --num-prompts $(PROMPTS) --max-new-tokens 512
 
 test: $(VENV)/test lint
-	$(BIN)/python -m pytest --numprocesses 3
+	$(BIN)/python -m pytest --numprocesses 4
 
 lint: $(VENV)/test
 	$(BIN)/ruff check .
