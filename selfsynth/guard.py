@@ -1,4 +1,4 @@
-"""Run a command that is not ours as a child that ends when ours does, with all its children.
+"""Run a command as a child that ends when our parent does, with all its children.
 
     python -m selfsynth.guard PARENT_PID COMMAND [ARGUMENT ...]
 

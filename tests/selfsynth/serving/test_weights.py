@@ -525,7 +525,7 @@ def test_a_file_name_that_is_not_utf8(tmp_path):
     try:
         (folder / os.fsdecode(b"\xff.bin")).write_bytes(b"x")
     except OSError:
-        pytest.skip("this file system takes no such name")
+        pytest.skip("this file system takes no such name")  # macOS: then nobody has one
     assert folder_sha256(folder) != empty
 
 
