@@ -64,7 +64,7 @@ violet walk warm water weather window winter wonder wooden work yellow young
 """.split()  # noqa: SIM905 - a list would take a hundred lines
 FILLERS = "The Response I Both Based Answer ** In As My Overall It This To After While Let We"
 
-JUDGE_PATTERN = r"(?i)\bonly (one|a single)? ?(digit|word|number)\b|Yes or No"
+JUDGE_PATTERN = r"(?i)\bonly (one|a single|the)? ?(digit|word|number)\b|Yes or No"
 MODE_PATTERNS = {"yesno": r"(?i)\byes or no\b", "rating": r"(?i)\b1 to 5\b|\bfrom 1\b"}
 VERDICTS = {"pairwise": ("1", "2"), "rating": ("1", "2", "3", "4", "5"), "yesno": ("Yes", "No")}
 VARIANTS = {"": 0.85, " ": 0.10}  # blanks before a verdict token, and their share of it
@@ -684,9 +684,9 @@ class ModelServer:
 
 
 @contextmanager
-def server_process(*arguments: object) -> Iterator[str]:
+def server_process(*arguments: object, module: str = "model_server") -> Iterator[str]:
     """The URL of a server in its own process, started with these command line arguments."""
-    command = [sys.executable, "-m", "tests.servers.model_server", "--with-parent"]
+    command = [sys.executable, "-m", f"tests.servers.{module}", "--with-parent"]
     command += map(str, arguments)
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE) as process:
@@ -696,11 +696,10 @@ def server_process(*arguments: object) -> Iterator[str]:
             process.terminate()
 
 
-def arguments() -> dict:
-    """The command line, as keyword arguments of ModelServer and `with_parent`."""
+def parser() -> argparse.ArgumentParser:
+    """The command line: keyword arguments of ModelServer, and `with_parent`."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.servers.model_server",
-        description="A scripted chat server; the flags are the arguments of ModelServer.",
+        description="A scripted chat server; the flags are the arguments of its class.",
         argument_default=argparse.SUPPRESS,
     )
     for flag in ("--port", "--context-length", "--fault-seed"):
@@ -718,12 +717,12 @@ def arguments() -> dict:
     parser.add_argument("--retry-after-date", action="store_true")
     parser.add_argument("--no-system-role", dest="system_role", action="store_false")
     parser.add_argument("--with-parent", action="store_true", default=False, help="end with it")
-    return vars(parser.parse_args())
+    return parser
 
 
-async def main(with_parent: bool, **options: object) -> None:
+async def main(kind: type[ModelServer], with_parent: bool, **options: object) -> None:
     """Serve until SIGTERM, SIGINT or, if asked to, the end of the parent process."""
-    server, parent = ModelServer(record=False, **options), os.getppid()
+    server, parent = kind(record=False, **options), os.getppid()
 
     async def follow_parent() -> None:
         while os.getppid() == parent:
@@ -739,4 +738,4 @@ async def main(with_parent: bool, **options: object) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(**arguments()))
+    asyncio.run(main(ModelServer, **vars(parser().parse_args())))
