@@ -2,17 +2,21 @@
 
 - `find`, `serve`: what `--model` names, as an `Endpoint` to ask (engines run as children)
 - `Client`: concurrency, retries, and every answer on disk before it is used
+- `BatchClient`: the same by OpenAI's batch protocol, slower and cheaper
 - `Store`, `Request`, `Completion`: what is asked and what is kept
 - `Broker`, `Worker`: one client for many processes
 """
 
+from selfsynth.serving.batch import BatchClient
 from selfsynth.serving.broker import Broker, Done, Worker, listen
-from selfsynth.serving.client import PROBE, Budget, Client, UsedUp
+from selfsynth.serving.client import PROBE, TIMEOUT, Budget, Client, UsedUp, without_system
 from selfsynth.serving.endpoint import Endpoint, Model, find, public_name, serve
 from selfsynth.serving.store import Completion, Request, Store, key_of
 
 __all__ = [
     "PROBE",
+    "TIMEOUT",
+    "BatchClient",
     "Broker",
     "Budget",
     "Client",
@@ -29,4 +33,5 @@ __all__ = [
     "listen",
     "public_name",
     "serve",
+    "without_system",
 ]

@@ -12,10 +12,12 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -30,10 +32,15 @@ PROBE_TRIES = 4
 PROBE_LIMIT = 120.0  # seconds: an engine may have to warm up
 TIMEOUT = 600.0  # seconds for one try, from connecting to the last byte
 FAILURES_IN_A_ROW = 20
-_LONGEST_ANSWER = 8_000_000  # bytes
+LONGEST_ANSWER = 8_000_000  # bytes
 _LONGEST_WAIT = 60.0  # seconds between two tries
 SUCCESSOR = "max_completion_tokens"  # of max_tokens, with OpenAI's reasoning models
 FEW_LOGPROBS = 5  # where 20 are refused
+SYSTEM = "system"  # not a parameter but a role, which Gemma and others do not have
+_NO_SYSTEM = re.compile(
+    r"(?i)\bsystem\b.{0,40}(not (be )?(supported|allowed)|unsupported|n[o']t support)"
+    r"|(not support|unsupported|n[o']t support).{0,40}\bsystem\b|roles must alternate"
+)
 _NOT_SUPPORTED = re.compile(
     r"(?i)unsupported|not supported|n[o']t support|unknown|unrecogni[sz]ed|unexpected|not allowed"
     r"|not permitted|must be (less|at most|between)|less than or equal|at most|only the default"
@@ -64,6 +71,9 @@ under which name the model answers, and whether it gives logprobs."""
 def probe_of(url: str) -> Request:
     """Return the first request to a URL: each URL has its own, so that none goes unchecked."""
     return PROBE._replace(repeat=int.from_bytes(hashlib.sha256(url.encode()).digest()[:4]))
+
+
+T = TypeVar("T")
 
 
 class Retry(Exception):
@@ -102,18 +112,20 @@ class Budget:
     Attributes:
         requests, tokens: the limits; tokens are those read and those written.
         sent, used: what was spent so far.
+        promised: tokens that requests on their way in batches may still use.
     """
 
     requests: int | None = None
     tokens: int | None = None
     sent: int = 0
     used: int = 0
+    promised: int = 0
 
     def take(self) -> None:
         """Count one request that is about to be sent, or raise UsedUp."""
         for spent, limit, flag in (
             (self.sent, self.requests, "--max-requests"),
-            (self.used, self.tokens, "--max-tokens-total"),
+            (self.used + self.promised, self.tokens, "--max-tokens-total"),
         ):
             if limit is not None and spent >= limit:
                 raise UsedUp(f"{flag} {limit} is used up: a higher one goes on where this ended")
@@ -137,7 +149,8 @@ class Client:
         limit: the cap on requests in flight.
         timeout: seconds for one try.
         budget: what may be spent.
-        without: parameters that the server was found to refuse.
+        without: what the server was found to refuse (see `body_of`).
+        context: tokens that the model holds, prompt and answer together, None where not known.
         first_wait: seconds before the second try; each further wait is twice as long, give or
             take a half.
     """
@@ -157,18 +170,17 @@ class Client:
         self._rests_until = dict.fromkeys(self.endpoint.urls, 0.0)
         self._answered = False
         self.without = set(self.endpoint.without)
-        self._asked: dict[str, asyncio.Task] = {}
+        self.context = self.endpoint.context
+        self._asked: dict[str, asyncio.Future[Completion]] = {}
         self._unsaved: list[tuple[tuple, asyncio.Future]] = []
         self._failures_in_a_row = 0
 
     async def __aenter__(self) -> "Client":
-        headers = {"Content-Type": "application/json"}
-        if self.endpoint.api_key:
-            headers["Authorization"] = f"Bearer {self.endpoint.api_key}"
+        key = self.endpoint.api_key
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=self.timeout, sock_connect=30),
-            headers=headers,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
         )
         return self
 
@@ -207,11 +219,14 @@ class Client:
             async with asyncio.timeout(PROBE_LIMIT):
                 # Whatever this answers, somebody is there: a server that is down is not waited for.
                 there = {"proxy": self._proxies[url], "allow_redirects": False}
-                (await self._session.get(f"{url}/models", **there)).release()
-                answer = stored.get(key) or await self._persist(request, [url], PROBE_TRIES)
+                async with self._session.get(f"{url}/models", **there) as models:
+                    self._note_context(await read(models))
+                answer = stored.get(key) or await self._persist(
+                    partial(self._try, request=request), [url], PROBE_TRIES
+                )
                 if not stored and self.without:
                     answer = answer._replace(detail=", ".join(sorted(self.without)))
-        except (TimeoutError, aiohttp.ClientError, Rejected) as error:
+        except (TimeoutError, aiohttp.ClientError, Rejected, Retry) as error:
             reason = str(error) or f"no answer within {PROBE_LIMIT:.0f} s"
             raise SelfsynthError(f"{self.endpoint.name} at {url}: {reason}") from None
         if self.store is not None and not stored:
@@ -219,6 +234,15 @@ class Client:
             asked = [(key_of(self.endpoint.fingerprint, one), one) for one in (request, PROBE)]
             self.store.put((key, self.endpoint.fingerprint, one, answer) for key, one in asked)
         return answer
+
+    def _note_context(self, models: bytes) -> None:
+        """Note how many tokens the model holds, where the server's list of models says it."""
+        with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            listed = json.loads(models)["data"]
+            known = [one for one in listed if one.get("id") == self.endpoint.name] or listed
+            longest = known[0].get("max_model_len") or known[0].get("context_length")
+            if isinstance(longest, int) and longest > 0:
+                self.context = min(longest, self.context or longest)
 
     async def complete(
         self, requests: Sequence[Request], heard: Callable[[Completion], None] | None = None
@@ -237,28 +261,46 @@ class Client:
         keys = [key_of(self.endpoint.fingerprint, request) for request in requests]
         stored = self.store.get(keys) if self.store is not None else {}
 
-        async def answer(key: str, request: Request) -> Completion:
-            found = stored.get(key) or await self._ask_once(key, request)
+        missing = {
+            key: request
+            for key, request in zip(keys, requests, strict=True)
+            if key not in stored and key not in self._asked
+        }
+        if missing:
+            self._ask_all(missing)
+        asked = {key: self._asked[key] for key in keys if key not in stored}
+
+        async def answer(key: str) -> Completion:
+            found = stored.get(key) or await asked[key]
             if heard:
                 heard(found)
             return found
 
-        return await asyncio.gather(*map(answer, keys, requests))
+        return await asyncio.gather(*map(answer, keys))
 
-    def _ask_once(self, key: str, request: Request) -> asyncio.Task:
-        if key not in self._asked:
-            self._asked[key] = asyncio.create_task(self._ask(key, request))
-            self._asked[key].add_done_callback(lambda _: self._asked.pop(key))
-        return self._asked[key]
+    def _ask_all(self, requests: Mapping[str, Request]) -> None:
+        """Ask requests that nobody has asked yet, each once: put what to wait for in `_asked`."""
+        for key, request in requests.items():
+            self._expect(key, asyncio.create_task(self._ask(key, request)))
+
+    def _expect(self, key: str, answer: asyncio.Future[Completion]) -> None:
+        self._asked[key] = answer
+        answer.add_done_callback(lambda _: self._asked.pop(key))
 
     async def _ask(self, key: str, request: Request) -> Completion:
         async with self.limit:
             try:
-                answer = await self._persist(request, self.endpoint.urls, TRIES)
+                once = partial(self._try, request=request)
+                answer = await self._persist(once, self.endpoint.urls, TRIES)
                 # Within the cap: a kill costs the requests in flight and not one more.
                 await self._save(key, request, answer)
             except Rejected as error:
                 answer = Completion(None, failure=error.failure, detail=str(error))
+        self._watch(answer)
+        return answer
+
+    def _watch(self, answer: Completion) -> None:
+        """Count failures in a row, and raise SelfsynthError when they are too many."""
         if answer.failure == "request_failed":
             self._failures_in_a_row += 1
             if self._failures_in_a_row >= FAILURES_IN_A_ROW:
@@ -268,10 +310,11 @@ class Client:
                 )
         elif answer.failure is None:
             self._failures_in_a_row = 0
-        return answer
 
-    async def _persist(self, request: Request, urls: Sequence[str], tries: int) -> Completion:
-        """Try a request until it is answered, rejected, or out of tries."""
+    async def _persist(
+        self, once: Callable[[str], Awaitable[T]], urls: Sequence[str], tries: int
+    ) -> T:
+        """Call `once` with a URL until it returns, the server rejects it, or tries run out."""
         failed = Counter()
         for number in range(1, tries + 1):
             now = time.monotonic()
@@ -282,7 +325,7 @@ class Client:
             )
             self._in_flight[url] += 1
             try:
-                answer = await self._try(url, request)
+                answer = await once(url)
             except Retry as error:
                 failed[url] += 1
                 self._failed[url] += 1
@@ -311,11 +354,16 @@ class Client:
             status, headers, data = await self._send(url, body)
             if status == 200:
                 break
-            refused = refused_parameter(data, body) if status in (400, 422) else None
+            # A chat template that takes no system message is a 500 with llama.cpp.
+            refused = refused_parameter(data, body) if status in (400, 422, 500) else None
             if refused is None:
                 self._refuse(status, headers, data, url)
             self.without.add(refused)
-        answer = parse(data)
+        return self._accept(url, data, request.thinking)
+
+    def _accept(self, url: str, data: bytes, thinking: bool = False) -> Completion:
+        """Return the answer in a body of status 200, counted, if it is the model's."""
+        answer = parse(data, thinking)
         self._answered = True
         expected = self.endpoint.reported
         if expected and answer.model not in (None, expected):
@@ -331,14 +379,19 @@ class Client:
         """Return status, headers and body of a server's answer, whatever it is."""
         self.budget.take()
         self.usage.sent += 1
+        said = {"data": json.dumps(body).encode(), "headers": {"Content-Type": "application/json"}}
+        async with self._open("POST", url, "chat/completions", **said) as response:
+            return response.status, response.headers, await read(response)
+
+    @asynccontextmanager
+    async def _open(
+        self, method: str, url: str, path: str, **more: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send any request to a server of this endpoint; what breaks off is to be tried again."""
+        sent_to = {"proxy": self._proxies[url], "allow_redirects": False}
         try:
-            async with self._session.post(
-                f"{url}/chat/completions",
-                data=json.dumps(body).encode(),
-                proxy=self._proxies[url],
-                allow_redirects=False,
-            ) as response:
-                return response.status, response.headers, await _read(response)
+            async with self._session.request(method, f"{url}/{path}", **sent_to, **more) as got:
+                yield got
         except TimeoutError:
             raise Retry(f"no whole answer within {self.timeout:g} s") from None
         except aiohttp.ClientError as error:
@@ -358,12 +411,7 @@ class Client:
             raise SelfsynthError(
                 f"{url} does not know model {self.endpoint.name!r} (404: {said}){hint}"
             )
-        if status in (408, 409, 425, 429) or status >= 500:
-            raise Retry(f"status {status}: {said}", retry_after(headers))
-        too_long = any(sign in said.lower() for sign in _TOO_LONG)
-        raise Rejected(
-            "context_exceeded" if too_long else "request_failed", f"status {status}: {said}"
-        )
+        raise refusal(status, headers, data)
 
     async def _save(self, key: str, request: Request, answer: Completion) -> None:
         """Wait until the answer is on disk; answers that come together are written together."""
@@ -406,11 +454,18 @@ def body_of(name: str, request: Request, without: Collection[str] = ()) -> dict[
 
     Args:
         name: the model's name.
-        without: parameters that the server refuses. `max_tokens` becomes its successor
-            `max_completion_tokens`, `top_logprobs` is lowered to 5, everything else is left out.
+        without: what the server refuses. `max_tokens` becomes its successor
+            `max_completion_tokens`, `top_logprobs` is lowered to 5, a system message moves into
+            the user's, everything else is left out.
     """
-    body = {"model": name, "messages": request.messages}
-    body |= {one: getattr(request, one) for one in ("temperature", "top_p", "seed")}
+    messages = request.messages
+    if SYSTEM in without:
+        messages = without_system(messages)
+    body = {"model": name, "messages": messages, "seed": request.seed}
+    body |= {"temperature": request.temperature, "top_p": request.top_p}
+    body = {one: value for one, value in body.items() if value is not None}
+    # What Qwen, GLM and others read in their chat templates; the rest ignore it.
+    body["chat_template_kwargs"] = {"enable_thinking": request.thinking}
     body["max_tokens" if "max_tokens" not in without else SUCCESSOR] = request.max_tokens
     if request.top_logprobs:
         most = FEW_LOGPROBS if "top_logprobs" in without else request.top_logprobs
@@ -421,13 +476,30 @@ def body_of(name: str, request: Request, without: Collection[str] = ()) -> dict[
     return {one: value for one, value in body.items() if one in replaced or one not in without}
 
 
+def without_system(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return messages with those of the system put in front of the next message."""
+    found, instructions = [], []
+    for message in messages:
+        if message["role"] == "system":
+            instructions.append(message["content"])
+            continue
+        content = "\n\n".join([*instructions, message["content"]])
+        found.append({**message, "content": content})
+        instructions = []
+    return found + [{"role": "user", "content": one} for one in instructions]
+
+
 def refused_parameter(data: bytes, body: Mapping) -> str | None:
     """Return the parameter of `body` that an error says is not supported, None when it is none.
 
     The error names it in `param`, or names it in its message and says there that it is not
-    supported; that a value is too large for the context is another matter.
+    supported; that a value is too large for the context is another matter. The role of a system
+    message counts as one, named `system`.
     """
     said = error_message(data)
+    has_system = any(message["role"] == "system" for message in body["messages"])
+    if has_system and _NO_SYSTEM.search(said):
+        return SYSTEM
     if not _NOT_SUPPORTED.search(said) or any(sign in said.lower() for sign in _TOO_LONG):
         return None
     try:
@@ -436,6 +508,7 @@ def refused_parameter(data: bytes, body: Mapping) -> str | None:
         named = None
     # The longer names first: one is a part of another.
     known = ("top_logprobs", "logprobs", SUCCESSOR, "max_tokens", "temperature", "top_p", "seed")
+    known = (*known, "chat_template_kwargs")
     mentioned = [one for one in known if re.search(rf"\b{one}\b", said)]
     for one in [named, *mentioned]:
         if one == "top_logprobs" and body.get(one, 0) <= FEW_LOGPROBS:
@@ -445,19 +518,52 @@ def refused_parameter(data: bytes, body: Mapping) -> str | None:
     return None
 
 
-async def _read(response: aiohttp.ClientResponse) -> bytes:
+def refusal(status: int, headers: Mapping, data: bytes) -> Retry | Rejected:
+    """Return what a status other than 200 means for the request that it answers."""
+    said = error_message(data)
+    if status in (408, 409, 425, 429) or status >= 500:
+        return Retry(f"status {status}: {said}", retry_after(headers))
+    too_long = any(sign in said.lower() for sign in _TOO_LONG)
+    return Rejected(
+        "context_exceeded" if too_long else "request_failed", f"status {status}: {said}"
+    )
+
+
+async def read(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body of a response, or raise Retry when it is too long for an answer."""
     data = bytearray()
     async for chunk in response.content.iter_any():
         data += chunk
-        if len(data) > _LONGEST_ANSWER:
-            raise Retry(f"an answer of more than {_LONGEST_ANSWER / 1e6:.0f} MB")
+        if len(data) > LONGEST_ANSWER:
+            raise Retry(f"an answer of more than {LONGEST_ANSWER / 1e6:.0f} MB")
     return bytes(data)
 
 
-def parse(data: bytes) -> Completion:
+_THOUGHTS = re.compile(r"\s*<think(?:ing)?>(.*?)(?:</think(?:ing)?>\s*|\Z)(.*)", re.DOTALL)
+_REST_OF_THOUGHTS = re.compile(r"(.*?)</think(?:ing)?>\s*(.*)", re.DOTALL)
+
+
+def _apart(message: Mapping, content: str | None, thinking: bool) -> tuple[str | None, str | None]:
+    """Return a message's thoughts, None where there are none, and its answer.
+
+    Thoughts come in a field of their own, or in front of the answer between <think> tags. Some
+    chat templates write the opening tag themselves: where thinking was asked for, text in front
+    of a lone closing tag is thoughts too.
+    """
+    for name in ("reasoning_content", "reasoning"):
+        if isinstance(message.get(name), str) and message[name]:
+            return message[name], content or ""
+    found = _THOUGHTS.fullmatch(content or "")
+    if not found and thinking:
+        found = _REST_OF_THOUGHTS.fullmatch(content or "")
+    return (found[1].strip(), found[2]) if found else (None, content)
+
+
+def parse(data: bytes, thinking: bool = False) -> Completion:
     """Read the body of a chat completion.
 
-    Null content and an empty list of choices are answers too: their text is None.
+    Null content and an empty list of choices are answers too: their text is None. `thinking`:
+    whether the model was allowed to think.
 
     Raises:
         Retry: the body is cut, no JSON, not UTF-8, or no chat completion.
@@ -474,14 +580,18 @@ def parse(data: bytes) -> Completion:
             content = "".join(part["text"] for part in content if part.get("type") == "text")
         if not isinstance(content, str | None):
             raise TypeError(f"content is {type(content).__name__}")
+        thoughts, text = _apart(message, content, thinking)
         usage = body.get("usage") or {}
+        details = usage.get("completion_tokens_details") or {}
         return Completion(
-            text=None if content is None else _whole(content),
+            text=None if text is None else _whole(text),
             finish_reason=_text(choice.get("finish_reason")),
             prompt_tokens=_count(usage.get("prompt_tokens")),
             completion_tokens=_count(usage.get("completion_tokens")),
-            top_logprobs=_top_logprobs(choice),
+            top_logprobs=_top_logprobs(choice, None if thoughts is None else text),
             model=_text(body.get("model")),
+            thoughts=None if thoughts is None else _whole(thoughts),
+            thought_tokens=_count(details.get("reasoning_tokens")),
         )
     except (
         LookupError,
@@ -507,16 +617,39 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _top_logprobs(choice: Mapping) -> list[list] | None:
+def _top_logprobs(choice: Mapping, after_thoughts: str | None) -> list[list] | None:
+    """Return the alternatives to the first token of the answer.
+
+    Args:
+        after_thoughts: the answer, where thoughts came before it: servers list their tokens too,
+            or do not.
+    """
     content = (choice.get("logprobs") or {}).get("content")
     if not content:
         return None
+    place = 0 if after_thoughts is None else _after_thoughts(content, after_thoughts)
+    if place is None:
+        return None
     listed = [
         [_whole(entry["token"]), float(entry["logprob"])]
-        for entry in content[0].get("top_logprobs") or []
+        for entry in content[place].get("top_logprobs") or []
         if isinstance(entry.get("logprob"), int | float) and math.isfinite(entry["logprob"])
     ]
     return listed or None
+
+
+def _after_thoughts(content: Sequence[Mapping], answer: str) -> int | None:
+    """Return the place of the answer's first token among all tokens, None where none fits."""
+    tokens = [entry["token"] for entry in content]
+    place, said = 0, ""
+    for number, token in enumerate(tokens):
+        said += token
+        if re.search(r"</think(ing)?>\s*\Z", said):
+            place = number + 1
+    while place < len(tokens) and not tokens[place].strip():
+        place += 1
+    fits = place < len(tokens) and answer.strip().startswith(tokens[place].strip())
+    return place if fits else None
 
 
 def error_message(data: bytes) -> str:

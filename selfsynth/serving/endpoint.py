@@ -39,7 +39,8 @@ class Endpoint:
         fingerprint: what the store's keys hold; equal fingerprints give equal answers.
         engine: the software that serves it and its version, as far as known.
         licence: the model's licence where it is known.
-        without: parameters of requests that the server refuses.
+        without: what the server refuses (see `selfsynth.serving.client.body_of`).
+        context: tokens that a request may have, prompt and answer together; None: not known.
         reported: the name under which the server answers, once it was asked.
         api_key: sent to these URLs only.
         process: the engine, when it is a child of ours.
@@ -52,6 +53,7 @@ class Endpoint:
     engine: str
     licence: str | None = None
     without: frozenset[str] = frozenset()
+    context: int | None = None
     reported: str | None = None
     api_key: str | None = field(default=None, repr=False)
     process: Engine | None = field(default=None, repr=False)
@@ -140,7 +142,12 @@ def find(spec: str, base_urls: Sequence[str] = (), api_key_env: str | None = Non
 
 @contextmanager
 def serve(
-    model: Model, slots: int, context: int, log: Path, share: float = 1.0
+    model: Model,
+    slots: int,
+    context: int,
+    log: Path,
+    share: float = 1.0,
+    own_sampling: bool = False,
 ) -> Iterator[Endpoint]:
     """Serve a model for as long as the context lasts.
 
@@ -149,6 +156,7 @@ def serve(
         context: tokens a request needs at most, prompt and answer together.
         log: the file that an engine's output is appended to.
         share: the part of a GPU's memory that vLLM may take, of what it takes by itself.
+        own_sampling: leave what a request does not name to the model's own generation settings.
 
     Raises:
         SelfsynthError: the engine cannot be started.
@@ -166,10 +174,10 @@ def serve(
     if model.by_llama:
         gguf = fetch_embedded(EMBEDDED[model.spec]) if model.embedded else model.gguf
         # One name for every GGUF: its path is nobody's business, its fingerprint tells it apart.
-        name, start = "gguf", llama(gguf, model.lora, "gguf", slots, context, log)
+        name, start = "gguf", llama(gguf, model.lora, "gguf", slots, context, log, own_sampling)
     else:
         name = model.hub_id
-        start = vllm(model.hub_id, model.revision, context, share, log)
+        start = vllm(model.hub_id, model.revision, context, share, log, own_sampling)
     say(f"starting an engine for {model.spec}")
     with start as engine:
         if model.by_llama and not has_chat_template(gguf):
@@ -183,6 +191,7 @@ def serve(
             fingerprint=model.fingerprint,
             engine=f"{engine.name} {engine.version}",
             licence=model.licence,
+            context=engine.context,
             api_key=engine.api_key,
             process=engine,
         )

@@ -23,13 +23,14 @@ _START_LIMIT = 1800.0  # seconds: a large model may first be downloaded
 
 @dataclass(eq=False)
 class Engine:
-    """A running model server of ours."""
+    """A running model server of ours; `context` is the tokens a request may have in all."""
 
     url: str
     name: str
     version: str
     process: subprocess.Popen
     log: Path
+    context: int | None = None
     api_key: str | None = None
 
     @property
@@ -40,7 +41,13 @@ class Engine:
 
 @contextmanager
 def llama(
-    gguf: Path, lora: Path | None, name: str, slots: int, context: int, log: Path
+    gguf: Path,
+    lora: Path | None,
+    name: str,
+    slots: int,
+    context: int,
+    log: Path,
+    own_sampling: bool = False,
 ) -> Iterator[Engine]:
     """Serve a GGUF, with a LoRA adapter on it if there is one, by llama.cpp.
 
@@ -49,6 +56,8 @@ def llama(
         slots: requests that are answered side by side.
         context: tokens a slot holds, prompt and answer together.
         log: the file that the engine's own output is appended to.
+        own_sampling: sample as the GGUF says, or else as llama.cpp does by itself, where a request
+            does not say how.
 
     Raises:
         SelfsynthError: xllamacpp is not installed, or the engine does not start.
@@ -62,18 +71,24 @@ def llama(
     command = [sys.executable, "-m", "selfsynth.serving.llama_engine", str(gguf)]
     command += ["--name", name, "--slots", str(slots), "--context", str(context)]
     command += ["--lora", str(lora)] if lora else []
+    command += ["--own-sampling"] if own_sampling else []
     since = _size(log)
     with _child(command, log, stdout=subprocess.PIPE) as process:
         line = process.stdout.readline()  # empty when the process ends without it
         if not line:
             raise SelfsynthError(f"llama.cpp cannot serve {gguf.name}: {_last_line(log, since)}")
         ready = json.loads(line)
-        yield Engine(ready["url"], "llama.cpp (xllamacpp)", ready["version"], process, log)
+        yield Engine(ready["url"], "llama.cpp (xllamacpp)", ready["version"], process, log, context)
 
 
 @contextmanager
 def vllm(
-    model: str, revision: str | None, context: int, share: float, log: Path
+    model: str,
+    revision: str | None,
+    context: int,
+    share: float,
+    log: Path,
+    own_sampling: bool = False,
 ) -> Iterator[Engine]:
     """Serve a model of the Hub or a folder by a `vllm serve` child.
 
@@ -82,6 +97,7 @@ def vllm(
         revision: the commit of a Hub id.
         context: tokens a request needs at most: a model's own maximum may not fit on the GPU.
         share: the part of what vLLM takes by itself (0.9 of a GPU's memory) that it may take.
+        own_sampling: sample as the model's generation_config.json says where a request does not.
 
     Raises:
         SelfsynthError: no vllm or no GPU is here, or vllm does not start.
@@ -98,11 +114,12 @@ def vllm(
         )
     port, key = _free_port(), secrets.token_hex(16)
     command = ["vllm", "serve", model, "--host", "127.0.0.1", "--port", str(port)]
-    # Our sampling, not what the model's generation_config.json would add to it unseen.
-    command += ["--generation-config", "vllm", "--max-logprobs", "20"]
+    # Unless asked for, not what the model's generation_config.json would add unseen.
+    command += ["--generation-config", "auto" if own_sampling else "vllm", "--max-logprobs", "20"]
     command += ["--revision", revision, "--tokenizer-revision", revision] if revision else []
     if longest := longest_context(model, revision):
-        command += ["--max-model-len", str(min(context, longest))]
+        context = min(context, longest)
+        command += ["--max-model-len", str(context)]
     if share < 1:
         command += ["--gpu-memory-utilization", f"{0.9 * share:.2f}"]
     root, since = f"http://127.0.0.1:{port}", _size(log)
@@ -115,7 +132,7 @@ def vllm(
                 raise SelfsynthError(f"vllm did not answer within {_START_LIMIT:.0f} s: see {log}")
             time.sleep(0.5)
         version = json.loads(_get(f"{root}/version") or "{}").get("version", "unknown")
-        yield Engine(f"{root}/v1", "vllm", version, process, log, key)
+        yield Engine(f"{root}/v1", "vllm", version, process, log, longest and context, key)
 
 
 def longest_context(model: str, revision: str | None) -> int | None:

@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--name", required=True, help="the model's name in requests")
     parser.add_argument("--slots", type=int, default=8, help="requests answered side by side")
     parser.add_argument("--context", type=int, default=4096, help="tokens a slot")
+    parser.add_argument("--own-sampling", action="store_true", help="the GGUF's own settings")
     options = parser.parse_args()
 
     # llama.cpp prints to the file descriptors themselves: keep stdout for our one line.
@@ -34,9 +35,10 @@ def main() -> None:
     params.n_parallel = options.slots
     params.n_ctx = options.slots * options.context
     params.ui = False
-    # Without these, llama.cpp samples from the 40 best tokens above 5 % of the best one, whatever
-    # temperature and top_p a request names.
-    params.sampling.top_k, params.sampling.min_p, params.sampling.top_p = 0, 0.0, 1.0
+    if not options.own_sampling:
+        # Else llama.cpp samples from the 40 best tokens above 5 % of the best one, whatever
+        # temperature and top_p a request names.
+        params.sampling.top_k, params.sampling.min_p, params.sampling.top_p = 0, 0.0, 1.0
     if options.lora:
         adapter = xllamacpp.CommonAdapterLoraInfo()
         adapter.path, adapter.scale = options.lora, 1.0

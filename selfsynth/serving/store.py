@@ -18,31 +18,40 @@ from selfsynth.errors import SelfsynthError, UsageError
 class Request(NamedTuple):
     """One request: everything that its answer can depend on, but the model.
 
-    `top_logprobs` asks for that many alternatives to the first token, 0 for none. `repeat` makes
-    the same request a new one: the judge audit asks some verdicts again.
+    Attributes:
+        messages, max_tokens, seed: as in a chat completion.
+        temperature, top_p: None leaves them to the model's own settings.
+        top_logprobs: alternatives to the first token of the answer, 0 for none.
+        repeat: makes the same request a new one: the judge audit asks some verdicts again.
+        thinking: whether the model may think before it answers, where it is one that can.
     """
 
     messages: list[dict[str, str]]
     max_tokens: int
-    temperature: float
-    top_p: float
+    temperature: float | None
+    top_p: float | None
     seed: int
     top_logprobs: int = 0
     repeat: int = 0
+    thinking: bool = False
 
 
 class Completion(NamedTuple):
     """What a model answered.
 
     Attributes:
-        text: None when the answer held no text or no choice at all.
+        text: the answer without the thoughts; None when there was no text or no choice at all.
         finish_reason: `stop`, `length` or what the server said.
-        prompt_tokens, completion_tokens: as the server counted, None when it did not.
-        top_logprobs: alternatives to the first token as [token, natural-log probability] pairs.
+        prompt_tokens, completion_tokens: as the server counted, None when it did not; thoughts
+            are counted too.
+        top_logprobs: alternatives to the first token of the answer, after the thoughts, as
+            [token, natural-log probability] pairs.
         failure: None, or the reason why there is no answer (`request_failed`,
             `context_exceeded`); failures are never stored.
         detail: a failure in words; of a first question, the parameters that the server refused.
         model: the model's name as the server gave it.
+        thoughts: what a thinking model wrote before its answer, None where it did not think.
+        thought_tokens: their number, where the server counts them apart.
     """
 
     text: str | None
@@ -53,6 +62,17 @@ class Completion(NamedTuple):
     failure: str | None = None
     detail: str | None = None
     model: str | None = None
+    thoughts: str | None = None
+    thought_tokens: int | None = None
+
+    @property
+    def answer_tokens(self) -> int | None:
+        """The tokens of the answer alone, None where the server does not tell them apart."""
+        if self.thoughts is None or self.completion_tokens is None:
+            return self.completion_tokens
+        if self.thought_tokens is None:
+            return None
+        return max(0, self.completion_tokens - self.thought_tokens)
 
 
 def key_of(fingerprint: str, request: Request) -> str:

@@ -128,6 +128,8 @@ def sent_for(one):
     """What goes over the wire for a request."""
     body = {"model": "scripted", **one._asdict()}
     del body["repeat"]
+    body["chat_template_kwargs"] = {"enable_thinking": body.pop("thinking")}
+    body = {name: value for name, value in body.items() if value is not None}
     if not (top := body.pop("top_logprobs")):
         return body
     return body | {"logprobs": True, "top_logprobs": top}
@@ -140,6 +142,8 @@ def sent_for(one):
         request(3, temperature=0.0, top_p=1.0, seed=2**40, max_tokens=1),
         request(3, top_logprobs=20),
         request(3, repeat=7),
+        request(3, temperature=None, top_p=None),
+        request(3, thinking=True),
         request()._replace(messages=[{"role": "system", "content": "\u202e{x}'\"</a>\0"}] * 2),
         request()._replace(messages=[{"role": "user", "content": "half a pair \ud83d"}]),
     ],
@@ -748,11 +752,125 @@ def test_few_logprobs_before_none():
         assert probe(server).top_logprobs is None
 
 
+# ---------------------------------------------------------------- models that think
+
+
+@pytest.mark.parametrize("style", ["content", "field", "field_logprobs"])
+def test_thoughts_are_kept_apart(style):
+    judged = Request([{"role": "user", "content": "Answer with only the digit 1 or 2."}],
+                     300, 0.0, 1.0, 0, top_logprobs=20)  # fmt: skip
+    with ModelServer() as plain, ModelServer(reasoning=style) as server:
+        asked = [request(1, max_tokens=400), judged]
+        (text, verdict), _ = ask(plain, asked)
+        (thought, thought_verdict), _ = ask(server, [one._replace(thinking=True) for one in asked])
+        assert thought.text == text.text and len(thought.thoughts.split()) >= 8
+        assert thought_verdict.text == verdict.text
+        assert thought_verdict.top_logprobs == verdict.top_logprobs
+        # Not allowed, it does not think: the server takes the switch.
+        (quiet, quiet_verdict), _ = ask(server, asked)
+        assert (quiet.text, quiet.thoughts) == (text.text, None)
+        assert quiet_verdict.top_logprobs == verdict.top_logprobs
+
+
+def chat(content, logprobs=None, **message):
+    body = {"choices": [{"message": {"content": content, **message}, "finish_reason": "stop"}]}
+    if logprobs is not None:
+        entries = [{"token": token, "logprob": -0.1, "top_logprobs": [
+            {"token": token, "logprob": -0.1}]} for token in logprobs]  # fmt: skip
+        body["choices"][0]["logprobs"] = {"content": entries}
+    return json.dumps(body).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "thinking", "thoughts", "text"),
+    [
+        ("<think>\nHm.\n</think>\n\nYes.", False, "Hm.", "Yes."),
+        ("<think></think>Yes.", False, "", "Yes."),
+        ("<thinking>Hm</thinking> 1", True, "Hm", "1"),
+        ("<think>cut of", False, "cut of", ""),
+        ("Hm.</think>\n2", True, "Hm.", "2"),  # the template wrote the opening tag
+        ("Close it with </think>.", False, None, "Close it with </think>."),
+        ("I <think> so", True, None, "I <think> so"),
+        ("<think>a</think>b</think>c", True, "a", "b</think>c"),
+        ("", True, None, ""),
+        (None, True, None, None),
+    ],
+)
+def test_thoughts_in_the_content(content, thinking, thoughts, text):
+    answer = parse(chat(content), thinking)
+    assert (answer.thoughts, answer.text) == (thoughts, text)
+
+
+@pytest.mark.parametrize(
+    ("content", "fields", "tokens", "first"),
+    [
+        ("1", {}, ["1"], "1"),
+        ("<think>2</think>\n\n1", {}, ["<think>", "2", "</think>", "\n\n", "1"], "1"),
+        ("<think>2</think>1", {}, ["<", "think", ">", "2", "</", "think", ">", "1"], "1"),
+        ("1", {"reasoning": "2"}, ["1"], "1"),
+        ("1", {"reasoning_content": "2"}, ["<think>", "2", "</think>", "1"], "1"),
+        # Thoughts without their end, and an answer they do not lead to: no place is the verdict's.
+        ("1", {"reasoning_content": "2"}, ["2", "x"], None),
+        (None, {"reasoning_content": "2"}, ["2"], None),
+        ("1", {"reasoning_content": "2"}, [], None),
+    ],
+)
+def test_the_verdicts_token_comes_after_the_thoughts(content, fields, tokens, first):
+    answer = parse(chat(content, tokens, **fields), thinking=True)
+    assert (answer.top_logprobs and answer.top_logprobs[0][0]) == first
+
+
+def test_tokens_of_the_answer_alone():
+    assert Completion("a", completion_tokens=5).answer_tokens == 5
+    assert Completion("a", completion_tokens=5, thoughts="b").answer_tokens is None
+    assert Completion("a", completion_tokens=5, thoughts="b", thought_tokens=3).answer_tokens == 2
+
+
+# ---------------------------------------------------------------- models without a system role
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        (400, "System role not supported"),
+        (500, "Jinja Exception: System role not supported"),
+        (400, "the role 'system' is not allowed by this template"),
+        (400, "Conversation roles must alternate user/assistant/user/assistant/..."),
+    ],
+)
+def test_a_system_message_moves_where_there_is_no_role_for_it(error):
+    status, said = error
+
+    def script(body):
+        if body["messages"][0]["role"] == "system":
+            return web.Response(status=status, text=json.dumps({"error": {"message": said}}))
+        return None
+
+    told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    with ModelServer(script=script) as server:
+        found, _ = ask(server, [request(i)._replace(messages=told) for i in range(3)], limit=1)
+        assert all(one.text for one in found)
+        sent = [one.body["messages"] for one in server.requests]
+        assert [len(messages) for messages in sent] == [2, 1, 1, 1]
+        assert sent[-1] == [{"role": "user", "content": "Be brief.\n\nWhy?"}]
+
+
+def test_the_length_of_the_context_is_taken_from_the_list_of_models():
+    async def run(server):
+        async with client_of(server) as client:
+            await client.probe()
+            return client.context
+
+    with ModelServer(context_length=4096) as server, ModelServer() as silent:
+        assert asyncio.run(run(server)) == 4096
+        assert asyncio.run(run(silent)) is None
+
+
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 @fuzz
 def test_refused_parameter_takes_anything(data):
     assert refused_parameter(data, body_of("m", request())) in (
-        *(None, "max_tokens", "temperature", "top_p", "seed"),
+        *(None, "max_tokens", "temperature", "top_p", "seed", "chat_template_kwargs"),
     )
 
 

@@ -202,7 +202,7 @@ def test_embedded(monkeypatch, engines):
     for spec, known in EMBEDDED.items():
         model = find(spec)
         assert model.embedded and model.by_llama and fetched == []  # nothing is fetched to look
-        with serve(model, 8, 2048, Path("log")) as end:
+        with serve(model, 8, 2048, Path("log"), False) as end:
             assert fetched == [known] and engines[0][:2] == ("llama", MODEL)
             assert (end.model, end.licence) == (model.model, "apache-2.0")
         fetched.clear()
@@ -260,7 +260,7 @@ def engines(monkeypatch):
         def start(*arguments):
             seen.append((kind, *arguments))
             engine = SimpleNamespace(url="http://127.0.0.1:1/v1", name=kind, version="1.2")
-            engine.api_key, engine.running, engine.log = "k", True, "the.log"
+            engine.api_key, engine.running, engine.log, engine.context = "k", True, "the.log", 99
             try:
                 yield engine
             finally:
@@ -306,7 +306,7 @@ def test_serving_a_gguf(engines):
     Path("lora.gguf").write_bytes(b"GGUF lora")
     with serve(find("base.gguf+lora.gguf"), 8, 2048, Path("log")) as end:
         assert engines == [
-            ("llama", Path("base.gguf"), Path("lora.gguf"), "gguf", 8, 2048, Path("log"))
+            ("llama", Path("base.gguf"), Path("lora.gguf"), "gguf", 8, 2048, Path("log"), False)
         ]
         assert (end.name, end.urls, end.engine) == ("gguf", ("http://127.0.0.1:1/v1",), "llama 1.2")
         assert end.api_key == "k" and end.model == find("base.gguf+lora.gguf").model
@@ -319,7 +319,7 @@ def test_serving_a_gguf(engines):
 
 def test_serving_a_hub_id(engines):
     with serve(find(f"some/model@{COMMIT}"), 8, 2048, Path("log")) as end:
-        assert engines == [("vllm", "some/model", COMMIT, 2048, 1.0, Path("log"))]
+        assert engines == [("vllm", "some/model", COMMIT, 2048, 1.0, Path("log"), False)]
         assert (end.name, end.model) == ("some/model", f"some/model@{COMMIT}")
         assert end.fingerprint == f"hub:some/model@{COMMIT}"
     assert engines[1:] == ["vllm ended"]
@@ -329,5 +329,5 @@ def test_serving_a_folder(engines, tmp_path):
     Path("model").mkdir()
     Path("model/config.json").write_text("{}")
     with serve(find("model"), 8, 2048, Path("log")) as end:
-        assert engines == [("vllm", str(tmp_path / "model"), None, 2048, 1.0, Path("log"))]
+        assert engines == [("vllm", str(tmp_path / "model"), None, 2048, 1.0, Path("log"), False)]
         assert end.name == str(tmp_path / "model") and str(tmp_path) not in end.model
