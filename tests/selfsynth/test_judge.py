@@ -458,7 +458,7 @@ def test_a_judge_that_reads_the_prompt_is_asked_the_same_of_swapped_responses(mo
         (message,) = request.messages
         noise = sha256(message["content"].encode()).digest()
         choices = sorted(CHOICES[mode])
-        return listed(*((choice, -noise[place] / 32) for place, choice in enumerate(choices)))
+        return listed(*((choice, -noise[place] / 64) for place, choice in enumerate(choices)))
 
     found = read(mode, [judge(one) for one in requests(mode, prompt, [one, other], seed=3)])
     swapped = read(mode, [judge(one) for one in requests(mode, prompt, [other, one], seed=3)])
