@@ -27,8 +27,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hub_cards.measures import NOISE, margins_of, measure, text_of
 from hub_cards.pictures import draw_ledger, draw_lengths, draw_margins
+from selfsynth.audit import BELIEVED, CHANCE, accuracy, noise_floor, sentence
 from selfsynth.progress import duration
-from selfsynth.schema import LEDGER_SCHEMA, PAIR_SCHEMA, REASONS
+from selfsynth.schema import JUDGE_MODES, LEDGER_SCHEMA, PAIR_SCHEMA, REASONS
 from selfsynth.stats import Estimate
 
 BEGIN, END = "<!-- selfsynth:begin -->", "<!-- selfsynth:end -->"
@@ -63,13 +64,16 @@ def write_dataset_card(
         provenance: what `selfsynth.provenance.build` returned.
         files: file names in `data/` by configuration and split.
         facts: `model_name`, `judge_name`; `model_licence`, `judge_licence` (None where unknown);
-            `languages`, as the Hub spells them; `fingerprints` of `model` and `judge`.
+            `languages`, as the Hub spells them; `fingerprints` of `model` and `judge`. Of a
+            merged dataset the names are those of all models, and there are no fingerprints.
 
     Raises:
         ValueError: the rows are not those of the files, or not those that provenance counted.
     """
-    identity = provenance["identity"]
-    measured = measure(pairs, ledger, identity["judge_mode"])
+    identity, judging = provenance["identity"], provenance["judging"]
+    mode, audit = judging["mode"], judging["audit"]
+    noise = (audit and noise_floor(audit)) or NOISE
+    measured = measure(pairs, ledger, mode, identity.get("judge_orders") or 2, noise)
     for name in ("asked", "kept", "dropped"):
         if (stated := provenance["counts"][name]) != measured[name]:
             raise ValueError(f"provenance says {name} {stated}, the rows say {measured[name]}")
@@ -80,25 +84,30 @@ def write_dataset_card(
     metadata = front_matter(files, infos, len(pairs), identity, facts)
     body = (
         _environment()
-        .get_template("dataset.md.j2")
+        .get_template("merged.md.j2" if identity["method"] == "merge" else "dataset.md.j2")
         .render(
+            accuracy=accuracy,
+            audit=audit,
             facts=facts,
             files=files,
             identity=identity,
             infos=infos,
-            in_words=in_words(pairs, identity),
+            in_words=in_words(pairs),
             measured=measured,
-            noise=NOISE,
-            own_judge=identity["judge"] == identity["model"],
-            persona_hub=_from_persona_hub(identity["personas"]),
-            pictures=_draw(stage / "assets", pairs, measured, identity),
+            mode=mode,
+            noise=noise,
+            own_judge=identity.get("judge") == identity.get("model"),
+            pairs_have_system=any(len(row["prompt"]) > 1 for row in pairs),
+            persona_hub=_from_persona_hub(identity),
+            pictures=_draw(stage / "assets", pairs, measured, mode),
             provenance=provenance,
             reasons=REASONS,
             sample_characters=SAMPLE_CHARACTERS,
             samples=samples(pairs),
+            sentence=sentence,
             settings=list(_flat(identity)),
-            unit=UNITS.get(identity["judge_mode"]),
-            cautions=cautions(pairs, measured, identity),
+            unit=UNITS.get(mode),
+            cautions=cautions(pairs, measured, provenance, noise),
         )
     )
     dumped = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
@@ -118,13 +127,13 @@ def front_matter(
     No licence is named: nobody has said yet what the licence of a model's own texts is. Files are
     named one by one because `datasets` caches by this text: new rows need new words here.
     """
-    base = _hub_ids(identity["model"])
+    base = [one for model in models_of(identity) for one in _hub_ids(model)]
     described = DatasetCardData()
     DatasetInfosDict(infos).to_dataset_card_data(described)
     return {
         "pretty_name": visible(f"SAO preference pairs by {facts['model_name']}", keep=""),
         **({"language": list(facts["languages"])} if facts["languages"] else {}),
-        "tags": ["synthetic", "preference", "dpo", "distilabel", identity["method"], "selfsynth"],
+        "tags": ["synthetic", "preference", "dpo", "distilabel", "sao", "selfsynth"],
         "task_categories": ["text-generation", "reinforcement-learning"],
         "size_categories": [size_category(rows)],
         **({"base_model": base[0] if len(base) == 1 else base} if base else {}),
@@ -151,9 +160,18 @@ def size_category(rows: int) -> str:
     return "n>1T" if place >= len(names) - 1 else f"{names[place]}<n<{names[place + 1]}"
 
 
-def cautions(pairs: Sequence[Mapping], measured: Mapping, identity: Mapping) -> list[str]:
+def models_of(identity: Mapping) -> list[str]:
+    """Return the models that wrote a dataset: one, or those of all runs that were merged."""
+    runs = identity["runs"] if identity["method"] == "merge" else [identity]
+    return list(dict.fromkeys(run["model"] for run in runs))
+
+
+def cautions(
+    pairs: Sequence[Mapping], measured: Mapping, provenance: Mapping, noise: float
+) -> list[str]:
     """Return what a user should know before anything else, a sentence each; often nothing."""
-    found = []
+    identity, judging = provenance["identity"], provenance["judging"]
+    found = _of_the_audit(judging["audit"])
     asked, kept = measured["asked"], measured["kept"]
     if kept < FEW_PAIRS:
         found.append(
@@ -166,12 +184,12 @@ def cautions(pairs: Sequence[Mapping], measured: Mapping, identity: Mapping) -> 
             f"Of {asked:,} rows asked for, {asked - kept:,} were dropped, most of them "
             f"({count:,}) with `{reason}`: what is left may be a one-sided choice."
         )
-    if identity["labels"] != "self":
+    if controls := sorted({row["judge_mode"] for row in pairs} - set(JUDGE_MODES)):
         found.append(
-            f"The labels are a control (`{identity['labels']}`), not anyone's preference: train "
-            "on it only to compare."
+            f"The labels are a control (`{'`, `'.join(controls)}`), not anyone's preference: "
+            "train on it only to compare."
         )
-    elif in_words(pairs, identity):
+    if in_words(pairs):
         found.append(
             "The judge's server gave no log-probabilities, so verdicts were read from its words: "
             "pairs have no `judge_margin`, and a sure verdict and a guess look the same."
@@ -183,7 +201,7 @@ def cautions(pairs: Sequence[Mapping], measured: Mapping, identity: Mapping) -> 
             f"in {percent(max(first.value, 1 - first.value))} of its verdicts: it looks at the "
             "place more than at the text."
         )
-    if identity["judge_mode"] == "pairwise" and identity.get("judge_orders") == 1:
+    if judging["mode"] == "pairwise" and identity.get("judge_orders") == 1:
         found.append(
             "Every pair was judged in one order only (the paper's setting), so a liking for a "
             "place is not cancelled."
@@ -192,10 +210,10 @@ def cautions(pairs: Sequence[Mapping], measured: Mapping, identity: Mapping) -> 
     if agreement and agreement.value <= 0.5:
         found.append(
             "Asked in both orders, the judge named the same response in "
-            f"{percent(agreement.value)} of the rows; throwing a coin twice gives 50 %."
+            f"{percent(agreement.value)} of the comparisons; throwing a coin twice gives 50 %."
         )
     longer = measured["longer_wins_rate"]
-    if longer and longer.low > 0.6:
+    if longer and longer.low > 0.6 and controls != ["longer"]:
         found.append(
             f"The longer response was chosen in {percent(longer.value)} of the pairs: a model "
             "trained on them learns length too."
@@ -203,15 +221,25 @@ def cautions(pairs: Sequence[Mapping], measured: Mapping, identity: Mapping) -> 
     margins = measured["margins"]
     if margins and margins["noise_rate"].value >= 0.25:
         found.append(
-            f"{percent(margins['noise_rate'].value)} of the margins are below {NOISE}, by which "
-            "the same verdict was seen to move when it was asked again."
+            f"{percent(margins['noise_rate'].value)} of the margins are below {noise:.3g}, by "
+            "which the same verdict was seen to move when it was asked again."
         )
     return found
 
 
-def in_words(pairs: Sequence[Mapping], identity: Mapping) -> bool:
+def _of_the_audit(audit: Mapping | None) -> list[str]:
+    """Return what the audit of the judge has to say first of all."""
+    if audit is None or audit["verdict"] == BELIEVED:
+        return []
+    said = sentence(audit, audit["tried"])
+    if audit["verdict"] == CHANCE:
+        return [f"**The judge is no better than chance**, and that was accepted: {said}."]
+    return [f"The judge was tried on too few contrasts: {said}. That is too few to tell."]
+
+
+def in_words(pairs: Sequence[Mapping]) -> bool:
     """Whether verdicts were read from the judge's words: it then leaves pairs without a margin."""
-    return identity["labels"] == "self" and any(row["judge_margin"] is None for row in pairs)
+    return any(row["judge_margin"] is None and row["judge_mode"] in JUDGE_MODES for row in pairs)
 
 
 def samples(pairs: Sequence[Mapping]) -> list[dict[str, Any]]:
@@ -367,13 +395,13 @@ def _dataset_info(
 
 
 def _draw(
-    assets: Path, pairs: Sequence[Mapping], measured: Mapping, identity: Mapping
+    assets: Path, pairs: Sequence[Mapping], measured: Mapping, mode: str | None
 ) -> dict[str, bool | str]:
     """Draw the pictures there are data for; the answer says which, and the unit of lengths."""
     draw_ledger(assets / "ledger.png", measured["kept"], measured["dropped"])
     margins = margins_of(pairs)
     if margins:
-        draw_margins(assets / "margins.png", margins, UNITS[identity["judge_mode"]])
+        draw_margins(assets / "margins.png", margins, UNITS.get(mode, "each in its judge's unit"))
     unit = "characters" if measured["lengths"]["tokens"]["missing"] else "tokens"
     if pairs:
         chosen, rejected = (
@@ -407,6 +435,9 @@ def _hub_ids(model: str) -> list[str]:
     return [part[1] for part in parts if part]
 
 
-def _from_persona_hub(origin: Mapping) -> bool:
-    name = origin.get("repo") or origin.get("name") or ""
-    return "personahub" in re.sub("[^a-z]", "", name.lower())
+def _from_persona_hub(identity: Mapping) -> bool:
+    runs = identity["runs"] if identity["method"] == "merge" else [identity]
+    names = [
+        (run["personas"].get("repo") or run["personas"].get("name") or "").lower() for run in runs
+    ]
+    return any("personahub" in re.sub("[^a-z]", "", name) for name in names)

@@ -5,26 +5,35 @@ published dataset and compared with its card.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from selfsynth.judge import read_text
+from selfsynth.judge import favoured_places
 from selfsynth.schema import reason_counts
 from selfsynth.stats import Estimate, bootstrap_mean, paired_bootstrap, wilson
 
 NOISE = 0.04
-"""By so much the same verdict moved when llama.cpp answered it again in other company."""
+"""By so much the same verdict moved when llama.cpp answered it again in other company: the noise
+floor where none was measured."""
 
 
-def measure(pairs: Sequence[Mapping], ledger: Sequence[Mapping], judge_mode: str) -> dict[str, Any]:
+def measure(
+    pairs: Sequence[Mapping],
+    ledger: Sequence[Mapping],
+    judge_mode: str | None,
+    orders: int = 2,
+    noise: float = NOISE,
+) -> dict[str, Any]:
     """Return the numbers of a dataset; a rate or a mean with nothing to observe is None.
 
     Args:
         pairs: rows of `selfsynth.schema.PAIR_SCHEMA`, of all splits.
         ledger: rows of `selfsynth.schema.LEDGER_SCHEMA`.
-        judge_mode: how the judge was asked (`selfsynth.schema.JUDGE_MODES`).
+        judge_mode: how the judge was asked (`selfsynth.schema.JUDGE_MODES`); another value, or
+            None where modes differ, when there is nothing to say of places.
+        orders: pairwise: in how many orders each two responses were shown.
+        noise: the noise floor, in the unit of the margins.
 
     Returns:
         asked, kept: rows of the ledger, and those of them that are kept.
@@ -35,17 +44,17 @@ def measure(pairs: Sequence[Mapping], ledger: Sequence[Mapping], judge_mode: str
         judged_kept, tie_rate, unreadable_rate: shares of the judged rows that are kept, that left
             with `verdict_tie`, and with `verdict_unreadable` or `verdict_missing`.
         first_position_rate: share of the verdicts that favour the response shown first; None
-            unless pairwise. One row asked in two orders has two verdicts. A verdict that cannot
-            be read, or is exactly even, is not counted.
-        order_agreement: share of the rows with two such verdicts in which both name the same
-            response; None unless pairwise. A judge that looks at places only scores 0.
+            unless pairwise. Two responses asked in two orders have two verdicts. A verdict that
+            cannot be read, or is exactly even, is not counted.
+        order_agreement: share of the comparisons with two such verdicts in which both name the
+            same response; None unless pairwise. A judge that looks at places only scores 0.
         longer_wins_rate: share of the pairs in which the chosen response has more characters;
             pairs of equal length are not counted.
         lengths: by unit (`characters`, `tokens`) the means of `prompt` (characters only),
             `chosen`, `rejected` and `gap`, the mean of chosen minus rejected over the same pairs;
             and `missing`, the number of pairs left out because a count is missing.
         margins: count `n`, `minimum`, `lower_quartile`, `median`, `upper_quartile`, `maximum` and
-            `noise_rate`, the share below `NOISE`; None when no pair has a margin.
+            `noise_rate`, the share below `noise`; None when no pair has a margin.
 
         Rates carry Wilson's interval, means the bootstrap's (the gap: over pairs). The order of
         the rows changes nothing.
@@ -53,7 +62,11 @@ def measure(pairs: Sequence[Mapping], ledger: Sequence[Mapping], judge_mode: str
     dropped = reason_counts(ledger)
     written = [row for row in ledger if (row["prompt"] or "").strip()]
     judged = [row for row in ledger if row["verdicts"]]
-    places = [_places(row) for row in judged] if judge_mode == "pairwise" else []
+    places = (
+        [comparison for row in judged for comparison in _places(row, orders)]
+        if judge_mode == "pairwise"
+        else []
+    )
     return {
         "asked": len(ledger),
         "kept": sum(row["status"] == "kept" for row in ledger),
@@ -65,17 +78,17 @@ def measure(pairs: Sequence[Mapping], ledger: Sequence[Mapping], judge_mode: str
         "tie_rate": _rate(judged, "verdict_tie"),
         "unreadable_rate": _rate(judged, "verdict_unreadable", "verdict_missing"),
         "first_position_rate": _share(
-            place == 0 for row in places for place in row if place is not None
+            place == 0 for comparison in places for place in comparison if place is not None
         ),
         "order_agreement": _share(
             # The response shown first in one order is shown second in the other.
-            row[0] != row[1]
-            for row in places
-            if len(row) == 2 and None not in row
+            comparison[0] != comparison[1]
+            for comparison in places
+            if len(comparison) == 2 and None not in comparison
         ),
         "longer_wins_rate": _longer_wins(pairs),
         "lengths": {"characters": _characters(pairs), "tokens": _tokens(pairs)},
-        "margins": _margins(pairs),
+        "margins": _margins(pairs, noise),
     }
 
 
@@ -98,16 +111,10 @@ def _rate(rows: Sequence[Mapping], *reasons: str) -> Estimate | None:
     return _share(row["reason"] in reasons for row in rows)
 
 
-def _places(row: Mapping) -> list[int | None]:
-    """Return the place, 0 or 1, that the verdict of each order favours; None for none."""
-    places: list[int | None] = []
-    for score, verdict in zip_longest(row["scores"] or [], row["verdicts"] or []):
-        if score is not None:
-            places.append(None if score == 0 else int(score < 0))
-        else:
-            said = read_text("pairwise", verdict)
-            places.append(None if said is None else int(said) - 1)
-    return places
+def _places(row: Mapping, orders: int) -> list[list[int | None]]:
+    """Return, for each two responses, the place that the verdict of each order favours."""
+    places = favoured_places(row["scores"] or [], row["verdicts"] or [])
+    return [places[start : start + orders] for start in range(0, len(places), orders)]
 
 
 def _longer_wins(pairs: Sequence[Mapping]) -> Estimate | None:
@@ -142,7 +149,7 @@ def _both(chosen: Sequence[int], rejected: Sequence[int]) -> dict[str, Estimate 
     }
 
 
-def _margins(pairs: Sequence[Mapping]) -> dict[str, Any] | None:
+def _margins(pairs: Sequence[Mapping], noise: float) -> dict[str, Any] | None:
     margins = margins_of(pairs)
     if not margins:
         return None
@@ -151,5 +158,5 @@ def _margins(pairs: Sequence[Mapping]) -> dict[str, Any] | None:
     return {
         "n": len(margins),
         **{name: float(value) for name, value in zip(names, quartiles, strict=True)},
-        "noise_rate": _share(margin < NOISE for margin in margins),
+        "noise_rate": _share(margin < noise for margin in margins),
     }

@@ -28,6 +28,8 @@ def build(
     seconds: float,
     command: Sequence[str],
     parents: Sequence[Mapping] = (),
+    judging: Mapping | None = None,
+    facts: Mapping | None = None,
 ) -> dict:
     """Return the provenance of something a command made.
 
@@ -39,7 +41,10 @@ def build(
         tokens: prompt and completion tokens by role.
         seconds: wall time of all commands that worked on it.
         command: `sys.argv`; paths and URLs in it are cut here.
-        parents: what it was made from, each with `repo` and `commit`.
+        parents: what it was made from, each with `repo` and `commit`, or for a run that was merged
+            with `run` and `provenance_sha256`.
+        judging: the `mode` that verdicts were asked in, and the `audit` of the judge.
+        facts: names, licences and fingerprints of the models, as the card tells them.
     """
     return {
         "selfsynth": {"version": selfsynth.__version__, "commit": commit()},
@@ -48,6 +53,8 @@ def build(
         "engines": dict(engines),
         "libraries": libraries(),
         "parents": [dict(parent) for parent in parents],
+        "judging": judging and dict(judging),
+        "facts": facts and dict(facts),
         "counts": dict(counts),
         "tokens": dict(tokens),
         "wall_seconds": round(seconds, 1),

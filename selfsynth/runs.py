@@ -83,14 +83,18 @@ class RunFolder:
         """
         if not self.card.exists():
             return None
-        counts = self._published()["counts"]
-        named = re.findall(
-            r"^ *(?:- )?path: (data/\S+)$", self.card.read_text("utf-8"), re.MULTILINE
-        )
-        whole = bool(named) and all(_is_whole(self.path / name) for name in named)
+        counts = self.published()["counts"]
+        files = self.files()
+        whole = bool(files) and all(map(_is_whole, files))
         return counts if whole and not counts["dropped"].get("request_failed") else None
 
-    def _published(self) -> dict:
+    def files(self) -> list[Path]:
+        """Return the data files that the card names."""
+        text = self.card.read_text(encoding="utf-8")
+        named = re.findall(r"^ *(?:- )?path: (data/\S+)$", text, re.MULTILINE)
+        return [self.path / name for name in named]
+
+    def published(self) -> dict:
         """Return the provenance of the finished dataset."""
         try:
             found = json.loads(self.provenance.read_text(encoding="utf-8"))
@@ -116,7 +120,7 @@ class RunFolder:
             return
         try:
             if not config.exists():
-                old = self._published()["identity"]
+                old = self.published()["identity"]
             else:
                 old = dict(yaml.safe_load(config.read_text(encoding="utf-8"))["identity"])
         except (yaml.YAMLError, OSError, ValueError, KeyError, TypeError) as error:
@@ -211,6 +215,14 @@ def write_data(
         if lines
         else {},
     }
+
+
+def read_data(folder: Path) -> tuple[list[dict], list[dict]]:
+    """Return the pairs and the ledger of a finished run."""
+    rows: dict[bool, list] = {True: [], False: []}
+    for path in RunFolder(folder).files():
+        rows[path.stem.startswith("ledger-")] += pq.read_table(path).to_pylist()
+    return rows[False], rows[True]
 
 
 def _write_parquet(folder: Path, stem: str, rows: list, schema: pa.Schema) -> str:

@@ -27,6 +27,7 @@ from selfsynth.schema import (
     reason_counts,
     split_of,
 )
+from selfsynth.stats import wilson
 
 MODEL = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF@ebb2015119c907b064c512bf053e945850b5875f"
 EARLY = {"prompt_missing": None, "prompt_too_short": "Help", "prompt_repeated": "Why is it so?",
@@ -111,7 +112,7 @@ def make_rows(count=60, mode="rating", orders=2, seed=0, **more):
     return pairs, ledger
 
 
-def write(folder: Path, pairs, ledger, mode="rating", facts=None, **identity) -> str:
+def write(folder: Path, pairs, ledger, mode="rating", facts=None, audit=None, **identity) -> str:
     """Write the data and the card of a run into a folder and return the card."""
     for name in ("data", "assets"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -121,12 +122,16 @@ def write(folder: Path, pairs, ledger, mode="rating", facts=None, **identity) ->
         "model": MODEL,
         "judge": MODEL,
         "personas": {"source": "builtin"},
+        "prompts": None,
         "num_prompts": len(ledger),
+        "num_responses": 2,
+        "system_prompt": None,
         "temperature": 0.6,
         "top_p": 1.0,
         "max_new_tokens": 512,
         "judge_mode": mode,
         "judge_orders": 2 if mode == "pairwise" else None,
+        "judge_criteria": None,
         "min_margin": 0.0,
         "keep_truncated": False,
         "labels": "self",
@@ -141,6 +146,7 @@ def write(folder: Path, pairs, ledger, mode="rating", facts=None, **identity) ->
         "engines": {"model": "llama.cpp 1.0"},
         "libraries": {"datasets": "5.2.0"},
         "parents": [],
+        "judging": {"mode": mode, "audit": audit},
         "counts": counts,
         "tokens": {"prompt": used, "response": used, "judge": used},
         "wall_seconds": 187.4,
@@ -220,7 +226,7 @@ def test_every_number_is_that_of_the_rows(mode, tmp_path):
         expected["response shown first favoured, of the verdicts"] = wilson_percent(
             sum(map(sum, signs)), 2 * len(signs)
         )
-        expected["both orders name the same response, of the rows judged twice"] = wilson_percent(
+        expected["both orders name the same response, of the comparisons in both"] = wilson_percent(
             sum(one != other for one, other in signs), len(signs)
         )
     assert found == expected
@@ -386,6 +392,32 @@ def words(mode="pairwise"):
     return lambda: make_rows(60, mode, words=True)
 
 
+def control(labels):
+    """The rows of a run that asked no judge."""
+    pairs, ledger = make_rows(60, words=True)
+    for row in pairs:
+        row |= {"judge_mode": labels, "judge": None}
+    for row in ledger:
+        row |= {"scores": [], "verdicts": []}
+    return pairs, ledger
+
+
+def audit_of(verdict, right=22, spread=0.25):
+    """An audit of 11 prompts in two modes."""
+    kinds = {"off-topic": [11, 11], "cut": [5, 11], "shuffled": [6, 11], "refusal": [0, 11]}
+    mode = {"right": right, "asked": 44, "undecided": 3, "kinds": kinds, "first": None}
+    return {
+        "prompts": 11,
+        "contrasts": 44,
+        "modes": {"pairwise": mode | {"first": [80, 88]}, "rating": mode},
+        "best": "rating",
+        "noise": {"asked": 10, "spread": spread, "flipped": 2},
+        "mode": "rating",
+        "tried": "rating",
+        "verdict": verdict,
+    }
+
+
 # What the rows are, the settings, and what the card says in its first lines (None: nothing new).
 CAUTIONS = {
     "few": (make_rows, {}, "too few to align a model"),
@@ -397,7 +429,11 @@ CAUTIONS = {
         "with `prompt_",
     ),
     "words": (words(), {"mode": "pairwise"}, "gave no log-probabilities"),
-    "control": (words("rating"), {"labels": "random"}, "are a control (`random`)"),
+    "control": (
+        lambda: control("random"), {"labels": "random", "mode": "random"}, "a control (`random`)"
+    ),
+    "weak judge": (make_rows, {"audit": "no better than chance"}, "**The judge is no better than"),
+    "few contrasts": (make_rows, {"audit": "too few to tell"}, "That is too few to tell."),
     "always first": (
         lambda: rows_with_scores([(2.0, 1.9)] * 40),
         {"mode": "pairwise"},
@@ -442,9 +478,72 @@ def rows_with_scores(scores, responses=("one answer", "two answer")):
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(("rows", "how", "said"), CAUTIONS.values(), ids=CAUTIONS)
 def test_cautions(rows, how, said, tmp_path):
+    if "audit" in how:
+        how = how | {"audit": audit_of(how["audit"])}
     card = write(tmp_path, *rows(), **how)
     box = [line for line in card.split("## Load it")[0].split("\n") if line.startswith("> - ")]
     assert any(said in line for line in box)
+    assert "audit" not in how or said in box[0]  # in its first lines
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_audit_is_on_the_card(tmp_path):
+    audit = audit_of("believed", right=40)
+    card = write(tmp_path, *make_rows(), audit=audit)
+    rows = table(card, "mode")
+    low, high = wilson(40, 44)[1:3]
+    for mode in ("pairwise", "rating"):
+        assert numbers(rows[mode][:3]) == pytest.approx([90.9, 100 * low, 100 * high, 44], abs=0.05)
+        assert rows[mode][3:8] == ["11 of 11", "5 of 11", "6 of 11", "0 of 11", "3"]
+    assert [rows[mode][8] for mode in ("pairwise", "rating")] == ["80 of 88", "–"]
+    assert "says of the judge: **believed**" in card and "2 changed sides" in card
+    # The noise floor of this judge, not that of another, is what margins are held against.
+    assert "moved by up to 0.25" in card and "measured in this run" in card
+    assert "was not audited" in write(tmp_path / "other", *make_rows())
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("labels", ["random", "longer"])
+def test_a_control_says_that_no_judge_was_asked(labels, tmp_path):
+    card = write(tmp_path, *control(labels), labels=labels, mode=labels, judge=None)
+    assert "Nothing: no judge was asked" in card
+    assert "was not audited" not in card and "judged which" not in card
+    assert "- Judgement: none" in card and "`tiny`, which judged" not in card
+
+
+SETTINGS = {
+    "own prompts": (
+        {"prompts": {"source": "file", "name": "mine.txt", "sha256": "0"},
+         "personas": {"source": "none"}},
+        ["given prompts twice", "The prompts are from `mine.txt`"],
+        ["personas the model wrote", "## Prompts", "The personas", "what a model thinks that"],
+    ),
+    "prompts of the Hub": (
+        {"prompts": {"source": "hub", "repo": "a/b", "licence": "mit"},
+         "personas": {"source": "none"}},
+        ["The prompts are from the Hub dataset `a/b`: `mit`"],
+        [],
+    ),
+    "no personas": (
+        {"personas": {"source": "none"}},
+        ["as nobody in particular", "## Prompts"],
+        ["The personas"],
+    ),
+    "more responses": ({"num_responses": 4}, ["4 times", "The best of 4 responses"], ["twice"]),
+    "criteria": ({"judge_criteria": "- is it funny?"}, ["instead of the paper's four"], []),
+    "system prompt": ({"system_prompt": "Be brief."}, ["with this system prompt"], []),
+    "own sampling": (
+        {"top_p": None, "temperature": None}, ["the model's own sampling settings"], ["top-p None"]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(("settings", "said", "unsaid"), SETTINGS.values(), ids=SETTINGS)
+def test_settings_change_what_the_card_tells(settings, said, unsaid, tmp_path):
+    card = write(tmp_path, *make_rows(), **settings)
+    assert [words for words in said if words not in card] == []
+    assert [words for words in unsaid if words in card] == []
 
 
 def test_no_caution_without_cause(monkeypatch, tmp_path):
@@ -517,9 +616,10 @@ def test_rows_that_do_not_match_are_refused(tmp_path):
     files = write_data(tmp_path / "data", pairs, ledger)
     counts = {"asked": len(ledger), "kept": len(pairs), "dropped": reason_counts(ledger)}
     identity = {"judge_mode": "rating"}
+    judging = {"mode": "rating", "audit": None}
     for stated, shown in ((counts | {"kept": 1}, pairs), (counts, pairs[1:])):
         with pytest.raises(ValueError, match="rows"):
-            provenance = {"identity": identity, "counts": stated}
+            provenance = {"identity": identity, "counts": stated, "judging": judging}
             write_dataset_card(tmp_path, shown, ledger, provenance, files, {})
     assert not (tmp_path / "README.md").exists()
 

@@ -62,6 +62,22 @@ PLACES = {
 }
 
 
+def test_places_of_more_than_two_responses():
+    # Three responses make three comparisons, each in both orders: two agree, one does not.
+    found = measure([], verdicts((2.0, -1.0, 0.5, 0.1, -1.0, 3.0)), "pairwise")
+    assert found["first_position_rate"] == wilson(4, 6)
+    assert found["order_agreement"] == wilson(2, 3)
+    one_order = measure([], verdicts((2.0, -1.0, 0.5)), "pairwise", orders=1)
+    assert one_order["first_position_rate"] == wilson(2, 3)
+    assert one_order["order_agreement"] is None
+
+
+def test_the_noise_floor_is_the_judges_own():
+    pairs = [pair(margin=margin) for margin in (0.01, 0.05, 0.2, 0.9)]
+    assert measure(pairs, [], "rating")["margins"]["noise_rate"] == wilson(1, 4)
+    assert measure(pairs, [], "rating", noise=0.5)["margins"]["noise_rate"] == wilson(3, 4)
+
+
 @pytest.mark.parametrize(("rows", "first", "agreement"), PLACES.values(), ids=PLACES)
 def test_places(rows, first, agreement):
     found = measure([], verdicts(*rows), "pairwise")
