@@ -10,7 +10,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 .PHONY: sao test lint
 
 sao: $(VENV)/sao
-	$(BIN)/python pipelines/sao.py --num-prompts $(PROMPTS) --max-new-tokens 512
+	$(BIN)/python pipelines/sao.py --num-prompts $(PROMPTS) --max-new-tokens 512 \
+	    --audit-modes rating,yesno --audit-prompts 3
 
 test: $(VENV)/test lint
 	$(BIN)/python -m pytest --numprocesses 4

@@ -45,6 +45,7 @@ from selfsynth.processes import end_with_parent  # noqa: E402
 from selfsynth.serving import Completion, Request, Worker  # noqa: E402
 
 __all__ = [
+    "ALL",
     "BATCH",
     "Ask",
     "GeneratorStep",
@@ -62,6 +63,10 @@ __all__ = [
 BATCH = 500
 """Rows a batch: distilabel spends about 0.1 s on each, and a step waits for a batch's last answer
 while the other steps go on."""
+
+ALL = 25_000
+"""Rows a batch where a server takes requests by the batch protocol: each stage waits for hours, and
+all its rows should wait together. With two requests a row they fill one file."""
 
 
 _ROWS = "rows.jsonl"

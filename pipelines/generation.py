@@ -11,14 +11,14 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hub_cards import write_dataset_card
-from pipelines.distilabel_steps import Pipeline, end, read_rows, start
+from pipelines.distilabel_steps import ALL, BATCH, Pipeline, end, read_rows, start
 from selfsynth import provenance
 from selfsynth.errors import SelfsynthError
 from selfsynth.progress import Progress, duration, say
@@ -26,6 +26,8 @@ from selfsynth.runs import RunFolder, write_data
 from selfsynth.schema import check_dataset, reason_counts
 from selfsynth.serving import (
     PROBE,
+    TIMEOUT,
+    BatchClient,
     Broker,
     Budget,
     Client,
@@ -33,6 +35,7 @@ from selfsynth.serving import (
     Done,
     Endpoint,
     Model,
+    Request,
     Store,
     UsedUp,
     key_of,
@@ -41,6 +44,7 @@ from selfsynth.serving import (
     serve,
 )
 
+T = TypeVar("T")
 SLOTS = 8  # requests that the embedded engine answers side by side, and so our cap for it
 CONCURRENCY = 16  # the cap on requests in flight otherwise
 MOST_SLOTS = 64  # more do not make llama.cpp faster, and each takes memory for its context
@@ -57,6 +61,8 @@ class Served:
         judge_logprobs: whether the judge's server gives log-probabilities.
         concurrency: the cap on requests in flight, over both.
         budget: what may be spent, over both.
+        timeout: seconds that one try of a request may take.
+        batch: whether servers at URLs are asked by the batch protocol.
     """
 
     run: RunFolder
@@ -66,6 +72,13 @@ class Served:
     judge_logprobs: bool
     concurrency: int
     budget: Budget
+    timeout: float
+    batch: bool
+
+    @property
+    def batch_size(self) -> int:
+        """The rows that a pipeline's steps should take at a time."""
+        return ALL if self.batch else BATCH
 
     def ask(
         self, declare: Callable[[Path], Pipeline], rows: int, requests: Mapping[str, int]
@@ -93,6 +106,51 @@ class Served:
                     end(process)
             return read_rows(folder), done
 
+    def ask_judge(
+        self, work: Callable[[Callable[[Sequence[Request]], Awaitable]], Awaitable[T]]
+    ) -> tuple[T, Done]:
+        """Run `work(ask)`, where `await ask(requests)` gives the judge's answers.
+
+        Returns:
+            What `work` returned, and what was done.
+
+        Raises:
+            SelfsynthError: the judge's engine or server failed for good.
+        """
+        return asyncio.run(self._ask_judge(work))
+
+    async def _ask_judge(self, work: Callable) -> tuple[Any, Done]:
+        done = Done()
+        async with self._client(self.judge, asyncio.Semaphore(self.concurrency)) as client:
+
+            async def ask(requests: Sequence[Request]) -> Sequence[Completion]:
+                done.expected += len(requests)
+                return await client.complete(requests, done.add)
+
+            task = asyncio.create_task(work(ask))
+            try:
+                with Progress(lambda: f"audit {done.done:,}/{done.expected:,}") as progress:
+                    while not task.done():
+                        await asyncio.wait([task], timeout=0.1)
+                        progress.tick()
+                        self.run.note_seconds()
+                        self.judge.check_running()
+                return task.result(), done
+            except UsedUp:
+                await _settle([client])
+                raise
+            finally:
+                task.cancel()
+
+    def _client(self, endpoint: Endpoint, limit: asyncio.Semaphore) -> Client:
+        if self.batch and endpoint.process is None:
+            return BatchClient(
+                *(endpoint, self.store, limit, self.timeout),
+                budget=self.budget,
+                folder=self.run.requests,
+            )
+        return Client(endpoint, self.store, limit, self.timeout, budget=self.budget)
+
     async def _answer(
         self,
         listener: socket.socket,
@@ -104,9 +162,7 @@ class Served:
         limit, began = asyncio.Semaphore(self.concurrency), time.monotonic()
         async with AsyncExitStack() as stack:
             clients = [
-                await stack.enter_async_context(
-                    Client(endpoint, self.store, limit, budget=self.budget)
-                )
+                await stack.enter_async_context(self._client(endpoint, limit))
                 for endpoint in dict.fromkeys((self.model, self.judge))
             ]
             broker = Broker(listener, {"model": clients[0], "judge": clients[-1]})
@@ -122,9 +178,8 @@ class Served:
                     self.run.note_seconds()
                     self.model.check_running()
                     self.judge.check_running()
-            if isinstance(broker.failure, UsedUp):  # what is under way is paid for
-                while any(client.in_flight for client in clients):
-                    await asyncio.sleep(0.05)
+            if isinstance(broker.failure, UsedUp):
+                await _settle(clients)
         if broker.failure:
             raise broker.failure
         if process.exitcode:
@@ -139,6 +194,12 @@ class Served:
             + (f", {failed:,} of them in vain" if failed else "")
         )
         return broker.roles
+
+
+async def _settle(clients: Sequence[Client]) -> None:
+    """Wait for the requests in flight: what is under way is paid for."""
+    while any(client.in_flight for client in clients):
+        await asyncio.sleep(0.05)
 
 
 def _state(
@@ -175,6 +236,13 @@ def served(
     concurrency: int | None,
     context: int,
     budget: Budget,
+    *,
+    timeout: float = TIMEOUT,
+    batch: bool = False,
+    system: bool = False,
+    thinking: bool = False,
+    judge_thinking: bool = False,
+    own_sampling: bool = False,
 ) -> Iterator[Served]:
     """Serve the models of a run for as long as the context lasts, and check that they answer.
 
@@ -183,10 +251,15 @@ def served(
         concurrency: the cap on requests in flight; None takes 8 for a GGUF and 16 for others.
         context: tokens a request needs at most, prompt and answer together.
         budget: what may be spent once the models are served and checked.
+        timeout: seconds that one try of a request may take.
+        batch: whether servers at URLs are asked by OpenAI's batch protocol: slower, cheaper.
+        system: whether the model will be sent system messages.
+        thinking, judge_thinking: whether they may think before they answer.
+        own_sampling: whether requests may leave their sampling to the model's own settings.
 
     Raises:
-        SelfsynthError: an engine does not start, or a server is down, refuses the key or does not
-            know the model.
+        SelfsynthError: an engine does not start; a server is down, refuses the key or does not
+            know the model; or a model thinks that should not.
     """
     if concurrency is None:
         concurrency = SLOTS if model.by_llama else CONCURRENCY
@@ -195,31 +268,53 @@ def served(
     slots = min(concurrency, MOST_SLOTS)
     with ExitStack() as stack:
         endpoints = [
-            stack.enter_context(serve(one, slots, context, run.log, share)) for one in models
+            stack.enter_context(serve(one, slots, context, run.log, share, own_sampling))
+            for one in models
         ]
-        probes = asyncio.run(_probe(endpoints, store))
-        endpoints = list(map(_probed, models, endpoints, probes))
+        found = asyncio.run(_probe(endpoints, store, timeout, system))
+        endpoints = [
+            _probed(*each)
+            for each in zip(models, endpoints, *zip(*found, strict=True), strict=True)
+        ]
+        probes = [probe for probe, _ in found]
+        may_think = [thinking, judge_thinking] if len(models) > 1 else [thinking and judge_thinking]
+        for one, probe, allowed in zip(models, probes, may_think, strict=True):
+            if probe.thoughts is not None and not allowed:
+                raise SelfsynthError(
+                    f"{one.spec} thinks before it answers and cannot be told not to: allow it by "
+                    "--thinking (as the model) and --judge-thinking (as the judge)"
+                )
         logprobs = probes[-1].top_logprobs is not None
-        yield Served(run, store, endpoints[0], endpoints[-1], logprobs, concurrency, budget)
+        yield Served(
+            *(run, store, endpoints[0], endpoints[-1], logprobs),
+            *(concurrency, budget, timeout, batch),
+        )
 
 
-async def _probe(endpoints: Sequence[Endpoint], store: Store) -> list[Completion]:
-    answers = []
-    for endpoint in endpoints:
-        async with Client(endpoint, store, asyncio.Semaphore(1)) as client:
-            answers.append(await client.probe())
-    return answers
+async def _probe(
+    endpoints: Sequence[Endpoint], store: Store, timeout: float, system: bool
+) -> list[tuple[Completion, Client]]:
+    found = []
+    for number, endpoint in enumerate(endpoints):
+        async with Client(endpoint, store, asyncio.Semaphore(1), timeout) as client:
+            probe = await client.probe()
+            if system and number == 0:  # only the model is sent any, not the judge
+                told = [{"role": "system", "content": "Be brief."}, *PROBE.messages]
+                await client.complete([PROBE._replace(messages=told)])
+            found.append((probe, client))
+    return found
 
 
-def _probed(model: Model, endpoint: Endpoint, probe: Completion) -> Endpoint:
-    """Return an endpoint with what its first answer showed."""
-    engine = endpoint.engine
-    if probe.detail:
-        engine += f" that refuses {probe.detail}"
+def _probed(model: Model, endpoint: Endpoint, probe: Completion, client: Client) -> Endpoint:
+    """Return an endpoint with what its first answers showed."""
+    without = client.without | set(probe.detail.split(", ") if probe.detail else ())
+    # Ours to ask for, but nothing that a user set: a server without it is not odd.
+    told = sorted(without - {"chat_template_kwargs"})
     return replace(
         endpoint,
-        engine=engine,
-        without=frozenset(probe.detail.split(", ") if probe.detail else ()),
+        engine=endpoint.engine + (f" that refuses {', '.join(told)}" if told else ""),
+        without=frozenset(without),
+        context=client.context,
         reported=probe.model,
         model=_name(model, probe),  # a server at a URL has the last word on which model it is
     )
@@ -278,7 +373,7 @@ def finish(
         raise SelfsynthError(f"nothing was kept: {summary(counts)}; the ledger is in {path}")
     stage = run.stage()
     files = write_data(stage / "data", pairs, ledger)
-    made = provenance.build(counts=counts, **origin)
+    made = provenance.build(counts=counts, facts=facts, **origin)
     text = json.dumps(made, indent=2, ensure_ascii=False) + "\n"
     (stage / "provenance.json").write_text(text, encoding="utf-8")
     write_dataset_card(stage, pairs, ledger, made, files, facts)

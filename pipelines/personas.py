@@ -2,22 +2,15 @@
 
 SAO shows the model one persona a row and asks for one request that this person might send
 (`pipelines/sao.py`). The built-in sampler below puts personas together from attributes written
-for this project; `load` reads a list of the user's own or from a Hub dataset instead. Persona
-`index` depends on the seed and the index alone, so a run of 1,000 grows to 10,000 with its first
-1,000 rows unchanged.
+for this project (a list of the user's own comes through `pipelines.sources`). Persona `index`
+depends on the seed and the index alone, so a run of 1,000 grows to 10,000 with its first 1,000
+rows unchanged.
 """
 
 import hashlib
-import json
-import os
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from selfsynth.errors import SelfsynthError, UsageError
-from selfsynth.revisions import resolve, split_revision
-
-__all__ = ["builtin", "choose", "distinct", "load", "persona"]
+__all__ = ["builtin", "distinct", "persona"]
 
 # Every attribute in a list must read well beside every attribute it can meet, so people whose
 # lives differ are kept in groups (GROUPS). An interest is never someone's occupation, no hobby
@@ -510,149 +503,5 @@ def distinct() -> int:
     return people * len(HOBBY_VERBS) * len(INTERESTS) * len(TONES) * 2
 
 
-def choose(source: str | None, seed: int, count: int) -> tuple[list[str], dict]:
-    """Return `count` personas and their origin: built-in for None, else as `load` finds them."""
-    if source is None:
-        return builtin(seed, count), {"source": "builtin"}
-    return load(source, seed, count)
-
-
-def load(source: str, seed: int, count: int) -> tuple[list[str], dict]:
-    """Return `count` personas of a source in seeded order, and where they come from.
-
-    Args:
-        source: `FILE.txt` (UTF-8, one persona a line, blank lines skipped), `FILE.jsonl` (objects
-            with a string `persona`), or `DATASET[@REVISION]` on the Hub (column `persona`, split
-            `train`). What ends in .txt or .jsonl, or exists on disk, is a file.
-        seed: orders the distinct personas of the source by SHA-256 of seed and position, so a
-            larger `count` only adds personas at the end.
-        count: how many personas.
-
-    Returns:
-        The personas as they stand in the source, without the white space around them; and their
-        origin: `{"source": "file", "name", "sha256"}`, or
-        `{"source": "hub", "repo", "revision" (a commit), "config", "licence" (or None)}`.
-
-    Raises:
-        UsageError: the source cannot be read as one of the three, or holds fewer than `count`.
-        SelfsynthError: the Hub does not give the dataset.
-    """
-    # Not Path.exists(): it raises where a name is too long for a file, as a Hub id may be.
-    if source.lower().endswith((".txt", ".jsonl")) or os.path.exists(source):
-        found, origin = _read_file(source)
-    else:
-        found, origin = _read_hub(source)
-    personas = list(dict.fromkeys(found))
-    if len(personas) < count:
-        raise UsageError(
-            f"{source} has {len(personas)} distinct personas and {count} were asked for"
-        )
-    order = sorted(
-        range(len(personas)),
-        key=lambda position: hashlib.sha256(f"{seed}:{position}:persona".encode()).digest(),
-    )
-    return [personas[position] for position in order[:count]], origin
-
-
 def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
-
-
-def _read_file(path: str) -> tuple[list[str], dict]:
-    try:
-        if Path(path).is_dir():
-            raise UsageError(f"{path} is a folder; give FILE.txt or FILE.jsonl")
-        if not path.lower().endswith((".txt", ".jsonl")):
-            raise UsageError(f"{path}: a file of personas is FILE.txt or FILE.jsonl")
-        if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
-            raise UsageError(f"{path} is not a regular file")
-        content = Path(path).read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{path} cannot be read: {reason}") from None
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{path}, line {line}: not UTF-8") from None
-    # Not splitlines(): it would also cut at U+2028 and form feeds inside a persona.
-    lines = ((number, line.strip()) for number, line in enumerate(text.split("\n"), start=1))
-    lines = ((number, line) for number, line in lines if line)
-    if path.lower().endswith(".txt"):
-        personas = [line for _, line in lines]
-    else:
-        personas = [_from_json(line, f"{path}, line {number}") for number, line in lines]
-    name, sha256 = Path(path).name, hashlib.sha256(content).hexdigest()
-    return personas, {"source": "file", "name": name, "sha256": sha256}
-
-
-def _from_json(line: str, where: str) -> str:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        raise UsageError(f"{where}: not valid JSON") from None
-    if not isinstance(row, dict):
-        raise UsageError(f'{where}: not an object with a key "persona"')
-    if "persona" not in row:
-        raise UsageError(f'{where}: no key "persona"')
-    return _checked(row["persona"], where)
-
-
-def _checked(value: object, where: str) -> str:
-    if not isinstance(value, str):
-        raise UsageError(f'{where}: "persona" is not a string')
-    if not value.strip():
-        raise UsageError(f'{where}: "persona" is empty')
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # JSON can spell half a surrogate pair; UTF-8 cannot.
-        raise UsageError(f'{where}: "persona" is not valid Unicode') from None
-    return value.strip()
-
-
-def _read_hub(source: str) -> tuple[list[str], dict]:
-    repo, revision = split_revision(source)
-    commit = resolve(repo, revision, "dataset")
-
-    import datasets
-    from huggingface_hub import HfApi
-
-    try:
-        card = HfApi().dataset_info(repo, revision=commit).card_data
-        configs = datasets.get_dataset_config_names(repo, revision=commit)
-        config = _one_config(source, configs)
-        rows = datasets.load_dataset(repo, config, revision=commit, split="train", streaming=False)
-    except SelfsynthError:
-        raise
-    except Exception as error:  # Anything: download, parsing and dataset errors share no base.
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise SelfsynthError(f"{source}: the dataset cannot be loaded ({reason[:200]})") from error
-    if "persona" not in rows.column_names:
-        columns = ", ".join(rows.column_names)
-        raise UsageError(f'{source} has no column "persona" (it has {columns})')
-    personas = _checked_rows(rows["persona"], source)
-    licence = getattr(card, "license", None)
-    if isinstance(licence, list):
-        licence = ", ".join(licence)
-    return personas, {
-        "source": "hub",
-        "repo": repo,
-        "revision": commit,
-        "config": config,
-        "licence": licence,
-    }
-
-
-def _checked_rows(values: Iterable[object], source: str) -> list[str]:
-    return [_checked(value, f"{source}, row {row}") for row, value in enumerate(values)]
-
-
-def _one_config(source: str, configs: list[str]) -> str:
-    if len(configs) == 1:
-        return configs[0]
-    for config in ("persona", "default"):
-        if config in configs:
-            return config
-    raise UsageError(
-        f'{source} has several configurations and none is called "persona": {", ".join(configs)}'
-    )

@@ -120,11 +120,16 @@ def parse(text: str) -> str:
     return text
 
 
+def refused(text: str) -> bool:
+    """Whether a text is a refusal (in English) and not what was asked for."""
+    return bool(_REFUSALS.match(text.replace("’", "'")))
+
+
 def unusable(prompt: str) -> str | None:
     """Return why a prompt by itself is of no use, None when it can be."""
     if not prompt:
         return "prompt_empty"
-    if _REFUSALS.match(prompt.replace("’", "'")):
+    if refused(prompt):
         return "prompt_refused"
     if len(_WORDS.findall(prompt)) < SHORTEST:
         return "prompt_too_short"

@@ -3,26 +3,33 @@
 One frozen model plays every role. It takes on a persona and writes the request this person might
 send; it answers the request twice; it says which of its two answers is better. What is left
 after the filters is a preference dataset that TRL's DPO, CPO and Reward trainers take as it is,
-with a ledger that accounts for every persona asked for.
+with a ledger that accounts for every persona asked for. Before it is believed, the judge is audited
+on contrasts made of the run's own answers.
 
     python pipelines/sao.py                                   # the embedded model, on a CPU
     python pipelines/sao.py --model Qwen/Qwen2.5-7B-Instruct --num-prompts 10000
     python pipelines/sao.py --model NAME --base-url https://host/v1 --api-key-env KEY_VARIABLE
+
+    python pipelines/sao.py audit --model NAME --base-url …   # is this judge to be believed?
+    python pipelines/sao.py merge RUN_A RUN_B --output-dir C  # one dataset of several runs
 """
 
 import hashlib
+import itertools
 import json
 import math
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pipelines import generation
+from pipelines import flags, generation
 from pipelines.distilabel_steps import (
     BATCH,
     Ask,
@@ -34,54 +41,124 @@ from pipelines.distilabel_steps import (
     StepInput,
     StepOutput,
 )
-from pipelines.personas import choose
-from pipelines.prompts import LABEL, Seen, parse, unusable
+from pipelines.languages import NAMES, code_of
+from pipelines.merging import merge_runs
+from pipelines.personas import builtin
+from pipelines.prompts import LABEL, Seen, parse, refused, unusable
+from pipelines.sources import load
+from selfsynth import audit as auditing
 from selfsynth import judge as judging
 from selfsynth.config import ConfigOption
-from selfsynth.errors import DebugOption, UsageError, command
+from selfsynth.errors import DebugOption, SelfsynthError, UsageError, command
 from selfsynth.progress import say
 from selfsynth.runs import RunFolder
 from selfsynth.schema import JUDGE_MODES, LEDGER_SCHEMA, pair_id
-from selfsynth.serving import Budget, Completion, Request, Store, find
+from selfsynth.serving import (
+    TIMEOUT,
+    Budget,
+    Completion,
+    Done,
+    Model,
+    Request,
+    Store,
+    find,
+    without_system,
+)
 
-PROMPT_FOR_PROMPT = """\
-Here is a person:
-
-{persona}
-
-Write ONE prompt that this person might send to an AI assistant: a question or a task from their \
-work or life, in their own words. The prompt must be specific and informative, so that it can be \
-answered without asking back. Do not answer it. Start with "{label}" and write nothing after the \
-prompt.""".replace("{label}", LABEL)
+SOMEBODY = (
+    "Here is a person:\n\n{persona}\n\nWrite ONE prompt that this person might send to an AI \
+assistant: a question or a task from their work or life, in their own words."
+)
+NOBODY = "Write ONE prompt that somebody might send to an AI assistant: a question or a task."
+IN_LANGUAGE = " The person lives and writes in {language}: write the prompt in {language}."
+FORM = f"""\
+ The prompt must be specific and informative, so that it can be answered without asking back. Do \
+not answer it. Start with "{LABEL}" and write nothing after the prompt."""
 
 LONGEST_PERSONA = 4000  # characters, about 1,000 tokens
+LONGEST_CRITERIA = 4000
+DEFAULT_PROMPTS = 1000
+AUDITED_ALONE = 12
+"""Prompts of `sao.py audit`: up to 48 contrasts."""
+
+
+def prompt_for_prompt(persona: str | None, language: str | None) -> str:
+    """Return what the model is asked for a prompt with."""
+    text = NOBODY if persona is None else SOMEBODY
+    if language:
+        text += IN_LANGUAGE.replace("{language}", NAMES[language])
+    return (text + FORM).replace("{persona}", persona or "")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the steps need to know."""
+    """What the user asked for, and what the served models showed.
 
-    seed: int
-    temperature: float
-    top_p: float
+    All but the last five fields are the run's identity.
+    """
+
+    model: str
+    judge: str | None
+    personas: dict[str, Any]
+    prompts: dict[str, Any] | None
+    language: str | None
+    num_prompts: int
+    num_responses: int
+    system_prompt: str | None
+    temperature: float | None
+    top_p: float | None
     max_new_tokens: int
-    judge_mode: str
+    thinking: bool
+    labels: str
+    judge_mode: str | None
     judge_orders: int | None
-    judge_logprobs: bool
+    judge_criteria: str | None
+    judge_thinking: bool
+    audit: dict[str, Any] | None
     min_margin: float
     keep_truncated: bool
-    model: str
-    judge: str
+    seed: int
+    # Of the served models: the mode that verdicts are asked in, whether there are
+    # log-probabilities, the tokens that the judge holds, whether the model takes a system message.
+    mode: str = ""
+    judge_logprobs: bool = True
+    judge_context: int | None = None
+    system_role: bool = True
 
-    def request(self, prompt: str, index: int, role: str) -> Request:
+    def identity(self) -> dict[str, Any]:
+        """Return everything that decides what is asked (see `selfsynth.runs`)."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        for name in ("mode", "judge_logprobs", "judge_context", "system_role"):
+            del found[name]
+        return {"method": "sao", **found, "wording": wording(self)}
+
+    @property
+    def manner(self) -> dict[str, Any]:
+        """How the judge is asked, beside the mode: arguments of `selfsynth.judge.requests`."""
+        return {
+            "orders": self.judge_orders or 2,
+            "logprobs": self.judge_logprobs,
+            "criteria": self.judge_criteria,
+            "thinking": self.max_new_tokens if self.judge_thinking else 0,
+        }
+
+    def request(self, messages: list[dict[str, str]], index: int, role: str) -> Request:
         """Return a request of the generating model; its seed depends on (seed, index, role)."""
         return Request(
-            messages=[{"role": "user", "content": prompt}],
+            messages=messages,
             max_tokens=self.max_new_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
             seed=request_seed(self.seed, index, role),
+            thinking=self.thinking,
         )
+
+    def turns(self, prompt: str) -> list[dict[str, str]]:
+        """Return a prompt as the messages that the responses are asked for with."""
+        turns = [{"role": "user", "content": prompt}]
+        if self.system_prompt:
+            turns = [{"role": "system", "content": self.system_prompt}, *turns]
+        return turns if self.system_role else without_system(turns)
 
 
 def request_seed(seed: int, index: int, role: str) -> int:
@@ -94,40 +171,43 @@ def request_seed(seed: int, index: int, role: str) -> int:
 # dropped, and a row that was dropped goes through the remaining steps untouched.
 
 
-class TakePersonas(GeneratorStep):
-    """One row a persona, in their order."""
+class TakeRows(GeneratorStep):
+    """One row a persona, or a prompt of the user's own, in their order."""
 
     path: str
 
     @property
     def outputs(self) -> list[str]:
-        return ["index", "persona", "reason", *EMPTY]
+        return ["index", *EMPTY]
 
     def process(self, offset: int = 0) -> GeneratorStepOutput:
-        personas = json.loads(Path(self.path).read_text(encoding="utf-8"))
-        for start_at in range(offset, len(personas), self.batch_size):
-            some = personas[start_at : start_at + self.batch_size]
+        taken = json.loads(Path(self.path).read_text(encoding="utf-8"))
+        for start_at in range(offset, len(taken), self.batch_size):
+            some = taken[start_at : start_at + self.batch_size]
             rows = [
-                {
-                    "index": start_at + place,
-                    "persona": persona,
-                    "reason": "persona_too_long" if len(persona) > LONGEST_PERSONA else None,
-                    **EMPTY,
-                }
-                for place, persona in enumerate(some)
+                {"index": place, **EMPTY, **row, "reason": too_long(row)}
+                for place, row in enumerate(some, start=start_at)
             ]
-            yield rows, start_at + len(some) == len(personas)
+            yield rows, start_at + len(some) == len(taken)
+
+
+def too_long(row: Mapping[str, Any]) -> str | None:
+    """Return why a row is dropped before anything is asked, None when it is not."""
+    return "persona_too_long" if len(row.get("persona") or "") > LONGEST_PERSONA else None
 
 
 EMPTY: dict[str, Any] = {
+    "persona": None,
     "prompt": None,
+    "reason": None,
     "responses": [],
     "finish_reasons": [],
     "response_tokens": [],
+    "prompt_tokens": None,
+    "usable": [],
     "scores": [],
     "verdicts": [],
-    "margin": None,
-    "winner": None,
+    "judgement": None,
 }
 """The columns that the steps fill, as they are before."""
 
@@ -147,8 +227,9 @@ class WritePrompts(Ask):
         return ["prompt", "reason"]
 
     def format_input(self, row: dict[str, Any]) -> list[Request]:
-        text = PROMPT_FOR_PROMPT.replace("{persona}", row["persona"])
-        return [self.settings.request(text, row["index"], "prompt")]
+        text = prompt_for_prompt(row["persona"], self.settings.language)
+        messages = [{"role": "user", "content": text}]
+        return [self.settings.request(messages, row["index"], "prompt")]
 
     def format_output(self, answers: list[Completion], row: dict[str, Any]) -> dict[str, Any]:
         (answer,) = answers
@@ -188,7 +269,7 @@ class DropRepeatedPrompts(Step):
 
 
 class WriteResponses(Ask):
-    """3. The model answers each prompt twice; each answer is a request with its own seed."""
+    """3. The model answers each prompt twice, or more often; each answer has its own seed."""
 
     role: str = "response"
     settings: Settings
@@ -199,34 +280,47 @@ class WriteResponses(Ask):
 
     @property
     def outputs(self) -> list[str]:
-        return ["responses", "finish_reasons", "response_tokens", "reason"]
+        return [
+            *("responses", "finish_reasons", "response_tokens", "prompt_tokens"),
+            *("usable", "reason"),
+        ]
 
     def format_input(self, row: dict[str, Any]) -> list[Request]:
         return [
-            self.settings.request(row["prompt"], row["index"], f"response-{number}")
-            for number in range(2)
+            self.settings.request(
+                self.settings.turns(row["prompt"]), row["index"], f"response-{number}"
+            )
+            for number in range(self.settings.num_responses)
         ]
 
     def format_output(self, answers: list[Completion], row: dict[str, Any]) -> dict[str, Any]:
+        usable = [place for place, answer in enumerate(answers) if self._is_usable(answer)]
         return {
             "responses": [answer.text for answer in answers],
             "finish_reasons": [answer.finish_reason for answer in answers],
-            "response_tokens": [answer.completion_tokens for answer in answers],
-            "reason": self._reason(answers),
+            "response_tokens": [answer.answer_tokens for answer in answers],
+            "prompt_tokens": answers[0].prompt_tokens,
+            "usable": usable,
+            "reason": self._reason(answers, usable),
         }
 
-    def _reason(self, answers: list[Completion]) -> str | None:
-        texts = [answer.text for answer in answers]
+    def _is_usable(self, answer: Completion) -> bool:
+        cut = answer.finish_reason == "length" and not self.settings.keep_truncated
+        return bool(answer.text and answer.text.strip()) and not cut
+
+    def _reason(self, answers: list[Completion], usable: list[int]) -> str | None:
+        """Return why there are no two answers to compare, None when there are."""
         if failure := next((answer.failure for answer in answers if answer.failure), None):
             return failure
-        if None in texts:
+        if len({answers[place].text for place in usable}) > 1:
+            return None
+        missing = [answer for place, answer in enumerate(answers) if place not in usable]
+        if any(answer.text is None for answer in missing):
             return "response_missing"
-        if not all(text.strip() for text in texts):
+        # A model that thinks may have spent all its tokens before the answer.
+        if any(not answer.text.strip() and answer.finish_reason != "length" for answer in missing):
             return "response_empty"
-        cut = any(answer.finish_reason == "length" for answer in answers)
-        if cut and not self.settings.keep_truncated:
-            return "response_truncated"
-        return "responses_identical" if len(set(texts)) == 1 else None
+        return "response_truncated" if missing else "responses_identical"
 
 
 class JudgeResponses(Ask):
@@ -241,27 +335,90 @@ class JudgeResponses(Ask):
 
     @property
     def outputs(self) -> list[str]:
-        return ["scores", "verdicts", "margin", "winner", "reason"]
+        return ["scores", "verdicts", "judgement", "reason"]
 
     def format_input(self, row: dict[str, Any]) -> list[Request]:
+        if self._exceeds_context(row):
+            return []
         return judging.requests(
-            self.settings.judge_mode,
+            self.settings.mode,
             row["prompt"],
-            row["responses"],
+            [row["responses"][place] for place in row["usable"]],
             seed=request_seed(self.settings.seed, row["index"], "judge"),
-            orders=self.settings.judge_orders or 1,
-            logprobs=self.settings.judge_logprobs,
+            **self.settings.manner,
         )
 
+    def _exceeds_context(self, row: dict[str, Any]) -> bool:
+        """Whether a judge request would not fit: some servers cut it then, without a word."""
+        settings, counts = self.settings, [row["response_tokens"][place] for place in row["usable"]]
+        if not settings.judge_context or None in (row["prompt_tokens"], *counts):
+            return False
+        shown = 2 if settings.mode == "pairwise" else 1
+        frame = judging.judge_prompt(settings.mode, "", [""] * shown, settings.judge_criteria)
+        tokens = row["prompt_tokens"] + sum(sorted(counts)[-shown:]) + len(frame) // 5
+        return tokens + settings.manner["thinking"] + 1 > settings.judge_context
+
     def format_output(self, answers: list[Completion], row: dict[str, Any]) -> dict[str, Any]:
-        judgement = judging.read(self.settings.judge_mode, answers, self.settings.min_margin)
+        if not answers:
+            return {"reason": "context_exceeded"}
+        settings, usable = self.settings, row["usable"]
+        found = judging.read(settings.mode, answers, settings.min_margin, len(usable))
+        scores, verdicts = found.scores, found.verdicts
+        if settings.mode != "pairwise":  # one for each response, whether it was judged or not
+            scores = dict(zip(usable, scores, strict=True))
+            verdicts = dict(zip(usable, verdicts, strict=True))
+            places = range(len(row["responses"]))
+            scores, verdicts = (
+                [scores.get(at) for at in places],
+                [verdicts.get(at) for at in places],
+            )
+        judgement = None
+        if not found.reason:
+            judgement = [usable[found.winner], usable[found.loser]]
+            judgement += [found.margin, found.forward, found.backward]
         return {
-            "scores": judgement.scores,
-            "verdicts": judgement.verdicts,
-            "margin": judgement.margin,
-            "winner": judgement.winner,
-            "reason": judgement.reason,
+            "scores": scores,
+            "verdicts": verdicts,
+            "judgement": judgement,
+            "reason": found.reason,
         }
+
+
+class LabelByControl(Step):
+    """4, as a control. Chance or the length says which response is better, and no judge."""
+
+    settings: Settings
+
+    @property
+    def inputs(self) -> list[str]:
+        return ["index", "responses", "usable", "reason"]
+
+    @property
+    def outputs(self) -> list[str]:
+        return ["judgement", "reason"]
+
+    def process(self, rows: StepInput) -> StepOutput:
+        for row in rows:
+            if row["reason"]:
+                continue
+            if places := self._winner_and_loser(row):
+                row["judgement"] = [*places, None, None, None]
+            else:
+                row["reason"] = "verdict_tie"
+        yield rows
+
+    def _winner_and_loser(self, row: dict[str, Any]) -> list[int]:
+        """Return the places of two responses, nothing when no difference is to be seen."""
+        first_of = {row["responses"][place]: place for place in reversed(row["usable"])}
+        places = sorted(first_of.values())
+        if self.settings.labels == "random":
+            draw = f"{self.settings.seed}:{row['index']}:label"
+            places.sort(key=lambda place: hashlib.sha256(f"{draw}:{place}".encode()).digest())
+            return places[:2]
+        places.sort(key=lambda place: -len(row["responses"][place]))
+        longest, *_, shortest = places
+        same = len(row["responses"][longest]) == len(row["responses"][shortest])
+        return [] if same else [longest, shortest]
 
 
 class MakePairs(Step):
@@ -271,7 +428,7 @@ class MakePairs(Step):
 
     @property
     def inputs(self) -> list[str]:
-        return ["index", "persona", "reason", *EMPTY]
+        return ["index", *EMPTY]
 
     @property
     def outputs(self) -> list[str]:
@@ -291,25 +448,19 @@ class MakePairs(Step):
 
 def make_pair(row: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """Return the pair of a judged row, with the columns of `selfsynth.schema.PAIR_SCHEMA`."""
-    better, worse = row["winner"], 1 - row["winner"]
-    forward = backward = None
-    if settings.judge_mode == "pairwise" and row["margin"] is not None:
-        # Scores stand for the response shown first: 0 in the first order, 1 in the second.
-        forward, backward = row["scores"][0], None
-        if len(row["scores"]) == 2:
-            backward = -row["scores"][1]
-        if better == 1:
-            forward, backward = (None if backward is None else -backward), -forward
+    better, worse, margin, forward, backward = row["judgement"]
+    prompt = settings.turns(row["prompt"])
+    chosen, rejected = row["responses"][better], row["responses"][worse]
     return {
-        "id": pair_id(row["prompt"], *row["responses"]),
-        "prompt": [{"role": "user", "content": row["prompt"]}],
-        "chosen": [{"role": "assistant", "content": row["responses"][better]}],
-        "rejected": [{"role": "assistant", "content": row["responses"][worse]}],
+        "id": pair_id(prompt[-1]["content"], chosen, rejected),
+        "prompt": prompt,
+        "chosen": [{"role": "assistant", "content": chosen}],
+        "rejected": [{"role": "assistant", "content": rejected}],
         "persona": row["persona"],
-        "judge_margin": None if row["margin"] is None else abs(row["margin"]),
+        "judge_margin": None if margin is None else abs(margin),
         "judge_margin_forward": forward,
         "judge_margin_backward": backward,
-        "judge_mode": settings.judge_mode,
+        "judge_mode": settings.mode,
         "chosen_tokens": row["response_tokens"][better],
         "rejected_tokens": row["response_tokens"][worse],
         "model": settings.model,
@@ -317,80 +468,177 @@ def make_pair(row: dict[str, Any], settings: Settings) -> dict[str, Any]:
     }
 
 
-def declare(settings: Settings, personas: Path, socket: Path) -> Pipeline:
-    """Return the method as a distilabel pipeline."""
+class TellRows(Step):
+    """The rows as they are: what the judge is audited on."""
+
+    @property
+    def outputs(self) -> list[str]:
+        return ["row"]
+
+    def process(self, rows: StepInput) -> StepOutput:
+        yield [{"row": json.dumps(row)} for row in rows]
+
+
+def declare(
+    settings: Settings, rows: Path, socket: Path, batch_size: int = BATCH, judged: bool = True
+) -> Pipeline:
+    """Return the method as a distilabel pipeline; without `judged`, all that comes before."""
     with Pipeline("sao") as pipeline:
+        size = {"input_batch_size": batch_size}
         model = ServedLLM(socket=str(socket), client="model", model=settings.model)
-        judge = ServedLLM(socket=str(socket), client="judge", model=settings.judge)
-        size = {"input_batch_size": BATCH}
-        (
-            TakePersonas(path=str(personas), batch_size=BATCH)
-            >> WritePrompts(llm=model, settings=settings, **size)
-            >> DropRepeatedPrompts(**size)
-            >> WriteResponses(llm=model, settings=settings, **size)
-            >> JudgeResponses(llm=judge, settings=settings, **size)
-            >> MakePairs(settings=settings, **size)
-        )
+        steps = [TakeRows(path=str(rows), batch_size=batch_size)]
+        if not settings.prompts:
+            steps.append(WritePrompts(llm=model, settings=settings, **size))
+            steps.append(DropRepeatedPrompts(**size))
+        steps.append(WriteResponses(llm=model, settings=settings, **size))
+        if judged and settings.labels == "self":
+            judge = ServedLLM(socket=str(socket), client="judge", model=settings.judge)
+            steps.append(JudgeResponses(llm=judge, settings=settings, **size))
+        elif judged:
+            steps.append(LabelByControl(settings=settings, **size))
+        steps.append(MakePairs(settings=settings, **size) if judged else TellRows(**size))
+        for step, following in itertools.pairwise(steps):
+            step >> following
     return pipeline
+
+
+def requests_a_row(settings: Settings) -> dict[str, int]:
+    """Return the requests a row by role, in the order of the stages."""
+    found = {} if settings.prompts else {"prompt": 1}
+    found["response"] = settings.num_responses
+    if settings.labels == "self":
+        mode, orders = settings.mode, settings.judge_orders or 2
+        found["judge"] = len(judging.comparisons(mode, settings.num_responses, orders))
+    return found
+
+
+# The judge audit: before the run, on its first rows.
+
+
+def audit_judge(
+    models: generation.Served, settings: Settings, rows: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], Done]:
+    """Audit the judge on the answers to a run's first rows; these rows are asked for here.
+
+    Returns:
+        The audit (see `selfsynth.audit`), and what was done for it.
+    """
+    modes, prompts = settings.audit["modes"], settings.audit["prompts"]
+    some = list(rows[: prompts + prompts // 2 + 1])  # some of them will be of no use
+    path = models.run.requests / "audited.json"
+    path.write_text(json.dumps(some), encoding="utf-8")
+    say(f"the judge is audited first, on {prompts} prompts in mode {', '.join(modes)}")
+    asked = {role: each for role, each in requests_a_row(settings).items() if role != "judge"}
+    found, _ = models.ask(
+        lambda socket: declare(settings, path, socket, models.batch_size, judged=False),
+        len(some),
+        asked,
+    )
+    answers = [
+        auditing.Answer(
+            row["prompt"],
+            row["responses"][row["usable"][0]],
+            request_seed(settings.seed, row["index"], "judge"),
+        )
+        for row in found
+        if row["usable"] and not refused(row["responses"][row["usable"][0]])
+    ]
+    answers.sort(key=lambda answer: not auditing.has_all_contrasts(answer.response))
+    audited, done = models.ask_judge(
+        lambda ask: auditing.audit(ask, answers[:prompts], modes, settings.manner)
+    )
+    for line in auditing.report(audited):
+        say("  " + line)
+    if noise := audited.get("noise"):
+        moved = "" if noise["spread"] is None else f"margins moved by up to {noise['spread']:.3g}, "
+        say(f"  asked again ({noise['asked']}): {moved}{noise['flipped']} changed sides")
+    return audited, done
+
+
+def believe(
+    audited: dict[str, Any], settings: Settings, default: str, accept_weak_judge: bool
+) -> dict[str, Any]:
+    """Return an audit with the mode that it leads to and what it says of the judge.
+
+    Raises:
+        SelfsynthError: the judge is no better than chance, and that was not accepted.
+    """
+    named = settings.judge_mode if settings.judge_mode != "auto" else None
+    mode, verdict = auditing.decide(audited, default, named)
+    tried = named or audited["best"] or default
+    say(f"{auditing.sentence(audited, tried)}: {verdict}")
+    if verdict == auditing.CHANCE and not accept_weak_judge:
+        raise SelfsynthError(
+            f"the judge is no better than chance: {auditing.sentence(audited, tried)}; take "
+            "another judge (--judge), or go on with --accept-weak-judge"
+        )
+    if settings.min_margin < (moved := auditing.noise_floor(audited)):
+        say(
+            f"warning: the same verdict moved by up to {moved:.3g} when it was asked again; "
+            f"--min-margin {settings.min_margin:g} is below that"
+        )
+    return audited | {"mode": mode, "tried": tried, "verdict": verdict}
 
 
 # The command: check everything, ask for everything, write the dataset.
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+LABELS = ("self", "random", "longer")
 
 
-@app.command(help=__doc__.split("\n\n")[0])
+@app.callback(invoke_without_command=True, help=__doc__.split("\n\n")[0])
 def main(
-    model: Annotated[
-        str,
-        typer.Option(
-            help="embedded or embedded-1.5b; a GGUF (path or REPO:FILE.gguf, or "
-            "BASE.gguf+LORA.gguf); a Hub id or folder; with --base-url a server's name for it"
-        ),
-    ] = "embedded",
-    base_url: Annotated[
-        list[str] | None, typer.Option(help="URL of a running server (…/v1); repeatable")
-    ] = None,
-    api_key_env: Annotated[
-        str | None, typer.Option(help="environment variable that holds the servers' key")
-    ] = None,
-    judge: Annotated[
-        str | None, typer.Option(help="another model as the judge; default: the model itself")
-    ] = None,
-    judge_base_url: Annotated[
-        list[str] | None, typer.Option(help="URL of the judge's server; repeatable")
-    ] = None,
-    judge_api_key_env: Annotated[
-        str | None, typer.Option(help="environment variable that holds the judge's key")
-    ] = None,
-    personas: Annotated[
-        str | None,
-        typer.Option(help="FILE.jsonl, FILE.txt or HUB_DATASET[@REV]; default: our own sampler"),
-    ] = None,
+    context: typer.Context,
+    model: flags.Model = "embedded",
+    base_url: flags.BaseUrl = None,
+    api_key_env: flags.ApiKeyEnv = None,
+    judge: flags.Judge = None,
+    judge_base_url: flags.JudgeBaseUrl = None,
+    judge_api_key_env: flags.JudgeApiKeyEnv = None,
+    personas: flags.Personas = None,
+    no_personas: flags.NoPersonas = False,
+    prompts: flags.Prompts = None,
+    language: flags.Language = None,
     num_prompts: Annotated[
-        int, typer.Option(min=1, help="personas, and so prompts, to ask for")
-    ] = 1000,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 0.6,
-    top_p: Annotated[float, typer.Option(help="above 0, at most 1")] = 1.0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="tokens an answer may have")] = 1024,
-    judge_mode: Annotated[
-        str | None,
-        typer.Option(
-            help="pairwise, rating or yesno; default: rating for the embedded models, "
-            "pairwise for all others"
-        ),
+        int | None,
+        typer.Option(min=1, help="personas, and so prompts, to ask for; default 1000"),
     ] = None,
-    judge_orders: Annotated[
-        int, typer.Option(min=1, max=2, help="pairwise: 2 shows a pair both ways, 1 is the paper's")
+    num_responses: Annotated[
+        int, typer.Option(min=2, max=64, help="responses a prompt; the best meets the worst")
     ] = 2,
+    system_prompt: flags.SystemPrompt = None,
+    temperature: flags.Temperature = None,
+    top_p: flags.TopP = None,
+    generation_defaults: flags.GenerationDefaults = "paper",
+    max_new_tokens: flags.MaxNewTokens = 1024,
+    thinking: flags.Thinking = False,
+    labels: Annotated[
+        str, typer.Option(help="self: the judge's; as controls: random, longer")
+    ] = "self",
+    judge_mode: Annotated[
+        str, typer.Option(help="pairwise, rating or yesno; auto: the one that the audit finds best")
+    ] = "auto",
+    judge_orders: flags.JudgeOrders = 2,
+    judge_criteria: flags.JudgeCriteria = None,
+    judge_thinking: flags.JudgeThinking = False,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="audit the judge although its mode is named")
+    ] = False,
+    audit_modes: flags.AuditModes = None,
+    audit_prompts: flags.AuditPrompts = None,
+    accept_weak_judge: Annotated[
+        bool,
+        typer.Option("--accept-weak-judge", help="go on with a judge no better than chance"),
+    ] = False,
     min_margin: Annotated[
         float, typer.Option(min=0.0, help="margins up to this are ties (log-odds or points)")
     ] = 0.0,
     keep_truncated: Annotated[
         bool, typer.Option("--keep-truncated", help="keep answers that the token limit cut")
     ] = False,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="requests in flight; default 16, 8 for a GGUF")
+    concurrency: flags.Concurrency = None,
+    preview: Annotated[
+        int | None, typer.Option(min=1, max=20, help="show so many whole rows, keep nothing")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="check everything, say what is coming, ask nothing")
@@ -401,20 +649,12 @@ def main(
     price_out: Annotated[
         float, typer.Option(min=0.0, help="price of a million tokens written")
     ] = 0.0,
-    max_requests: Annotated[
-        int | None,
-        typer.Option(min=1, help="stop after so many requests; the same command goes on"),
-    ] = None,
-    max_tokens_total: Annotated[
-        int | None, typer.Option(min=1, help="stop after so many tokens, read and written")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    reuse: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="folder of another run whose answers are not asked for again; repeatable"
-        ),
-    ] = None,
+    timeout: flags.Timeout = TIMEOUT,
+    batch: flags.Batch = False,
+    max_requests: flags.MaxRequests = None,
+    max_tokens_total: flags.MaxTokensTotal = None,
+    seed: flags.Seed = 0,
+    reuse: flags.Reuse = None,
     output_dir: Annotated[
         Path | None, typer.Option(help="run folder; default runs/sao/<model>-<n>-s<seed>")
     ] = None,
@@ -422,114 +662,365 @@ def main(
     debug: DebugOption = False,
 ) -> None:
     """Make a preference dataset from nothing but a model."""
-    if not all(math.isfinite(value) for value in (temperature, top_p, min_margin)):
-        raise UsageError("--temperature, --top-p and --min-margin must be finite numbers")
-    if not 0 < top_p <= 1:
-        raise UsageError(f"--top-p must be above 0 and at most 1, not {top_p}")
-    if judge_mode not in (None, *JUDGE_MODES):
-        raise UsageError(f"--judge-mode must be one of {', '.join(JUDGE_MODES)}, not {judge_mode}")
-    if judge is None and (judge_base_url or judge_api_key_env):
-        raise UsageError("--judge-base-url and --judge-api-key-env need --judge")
-
-    people, origin = choose(personas, seed, num_prompts)
-    generator = find(model, base_url or (), api_key_env)
-    judge_model = find(judge, judge_base_url or (), judge_api_key_env) if judge else generator
-    if judge_model == generator:  # named twice, it is still served once
-        judge_model = generator
-    mode = judge_mode or ("rating" if judge_model.embedded else "pairwise")
-    orders = judge_orders if mode == "pairwise" else None
-    folder = output_dir or Path("runs/sao", f"{slug(model)}-{num_prompts}-s{seed}")
-
-    def identity(model_name: str, judge_name: str) -> dict[str, Any]:
-        return {
-            "method": "sao",
-            "model": model_name,
-            "judge": judge_name,
-            "personas": origin,
-            "num_prompts": num_prompts,
-            "temperature": temperature,
-            "top_p": top_p,
-            "max_new_tokens": max_new_tokens,
-            "judge_mode": mode,
-            "judge_orders": orders,
-            "min_margin": min_margin,
-            "keep_truncated": keep_truncated,
-            "labels": "self",
-            "seed": seed,
-            "wording": wording(mode),
+    if context.invoked_subcommand:
+        return no_flags_before(context)
+    if labels not in LABELS:
+        raise UsageError(f"--labels must be one of {', '.join(LABELS)}, not {labels}")
+    if judge_mode not in ("auto", *JUDGE_MODES):
+        raise UsageError(f"--judge-mode must be auto, {', '.join(JUDGE_MODES)}, not {judge_mode}")
+    if labels != "self":
+        of_a_judge = {
+            "--judge": judge,
+            "--judge-mode": judge_mode != "auto",
+            "--judge-criteria": judge_criteria,
+            "--audit": audit,
+            "--min-margin": min_margin,
         }
-
-    lent = [RunFolder(one).store for one in reuse or ()]
-    for path in lent:
-        if not path.is_file():
-            raise UsageError(f"--reuse: {path.parent.parent} is not the folder of a run")
-    with RunFolder(folder) as run, Store(run.store, lent) as store:
+        if given := [name for name, value in of_a_judge.items() if value]:
+            raise UsageError(f"--labels {labels} asks no judge: {', '.join(given)} means nothing")
+    if min_margin and judge_mode == "auto":
+        raise UsageError("--min-margin is in the unit of the judge's mode: name a --judge-mode too")
+    if not math.isfinite(min_margin):
+        raise UsageError("--min-margin must be a finite number")
+    temperature, top_p = sampling(temperature, top_p, generation_defaults)
+    generator, judge_model = find_models(
+        *(model, base_url, api_key_env, judge, judge_base_url, judge_api_key_env, batch)
+    )
+    num_prompts = preview or num_prompts
+    rows, personas_origin, prompts_origin = take(personas, no_personas, prompts, seed, num_prompts)
+    default = "rating" if judge_model.embedded else "pairwise"
+    audited_modes = modes_of(audit_modes)
+    settings = Settings(
+        model="",
+        judge="",
+        personas=personas_origin,
+        prompts=prompts_origin,
+        language=language and code_of(language),
+        num_prompts=len(rows),
+        num_responses=num_responses,
+        system_prompt=system_prompt,
+        temperature=temperature,
+        top_p=top_p,
+        max_new_tokens=max_new_tokens,
+        thinking=thinking,
+        labels=labels,
+        judge_mode=judge_mode if labels == "self" else None,
+        judge_orders=judge_orders
+        if labels == "self" and judge_mode in ("auto", "pairwise")
+        else None,
+        judge_criteria=judge_criteria and read_criteria(judge_criteria),
+        judge_thinking=judge_thinking,
+        audit=None,
+        min_margin=min_margin,
+        keep_truncated=keep_truncated,
+        seed=seed,
+        mode=labels if labels != "self" else default if judge_mode == "auto" else judge_mode,
+    )
+    each = requests_a_row(settings)
+    if labels == "self" and not preview and (audit or judge_mode == "auto"):
+        most = auditing.affordable(len(rows) * sum(each.values()), audited_modes, judge_orders)
+        prompts_tried = min(len(rows), audit_prompts or most)
+        settings = replace(settings, audit={"modes": audited_modes, "prompts": prompts_tried})
+    lent = stores_of(reuse)
+    with ExitStack() as stack:
+        folder = output_dir or Path("runs/sao", run_name(model, settings))
+        if preview:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="selfsynth-")))
+        run = stack.enter_context(RunFolder(folder))
+        store = stack.enter_context(Store(run.store, lent))
         names = [generation.model_name(one, store) for one in (generator, judge_model)]
         if None not in names:
-            run.check_identity(identity(*names))
+            run.check_identity(named(settings, *names).identity())
             if counts := run.complete():
                 say("finished already: nothing was asked")
                 return generation.tell(run, counts)
-        generation.check_space(folder, num_prompts)
-        context = 2 * max_new_tokens + 2048  # a pairwise judge prompt holds two answers
-        serving = generation.served(
-            *(run, store, generator, judge_model, concurrency, context),
-            Budget(max_requests, max_tokens_total),
+        generation.check_space(folder, len(rows) * num_responses // 2)
+        models = stack.enter_context(
+            generation.served(
+                *(run, store, generator, judge_model, concurrency, context_needed(settings)),
+                Budget(max_requests, max_tokens_total),
+                timeout=timeout,
+                batch=batch,
+                system=bool(system_prompt),
+                thinking=thinking,
+                judge_thinking=judge_thinking if labels == "self" else thinking,
+                own_sampling=generation_defaults == "model",
+            )
         )
-        with serving as models:
-            settings = Settings(
-                seed=seed,
-                temperature=temperature,
-                top_p=top_p,
-                max_new_tokens=max_new_tokens,
-                judge_mode=mode,
-                judge_orders=orders,
-                judge_logprobs=models.judge_logprobs,
-                min_margin=min_margin,
-                keep_truncated=keep_truncated,
-                model=models.model.model,
-                judge=models.judge.model,
-            )
-            made_as = identity(settings.model, settings.judge)
-            run.check_identity(made_as)
-            requests = {"prompt": 1, "response": 2, "judge": orders or 2}
-            shown = 2 if mode == "pairwise" else 1
-            read, written = expected(num_prompts, requests, shown, max_new_tokens)
-            say(
-                f"{num_prompts:,} personas: up to {num_prompts * sum(requests.values()):,} "
-                f"requests, about {read:,} tokens to read and {written:,} to write"
-            )
-            if price_in or price_out:
-                say(f"about {(read * price_in + written * price_out) / 1e6:,.2f} in all")
-            if dry_run:
-                return
-            run.write_config(made_as, sys.argv)
-            path = run.requests / "personas.json"
-            path.write_text(json.dumps(people), encoding="utf-8")
-            rows, done = models.ask(
-                lambda socket: declare(settings, path, socket), num_prompts, requests
-            )
-        pairs = [row["pair"] for row in rows if row["pair"]]
-        ledger = [row["ledger"] for row in rows]
+        settings = replace(
+            named(settings, models.model.model, models.judge.model),
+            judge_logprobs=models.judge_logprobs,
+            judge_context=models.judge.context,
+            system_role="system" not in models.model.without,
+        )
+        made_as = settings.identity()
+        run.check_identity(made_as)
+        announce(settings, each, price_in, price_out)
+        if dry_run:
+            return
+        run.write_config(made_as, sys.argv)
+        used, audited = {}, None
+        if settings.audit:
+            audited, used["audit"] = audit_judge(models, settings, rows)
+            audited = believe(audited, settings, default, accept_weak_judge)
+            settings = replace(settings, mode=audited["mode"])
+        path = run.requests / "rows.json"
+        path.write_text(json.dumps(rows), encoding="utf-8")
+        made, done = models.ask(
+            lambda socket: declare(settings, path, socket, models.batch_size),
+            len(rows),
+            requests_a_row(settings),
+        )
+        if preview:
+            return show(made)
+        pairs = [row["pair"] for row in made if row["pair"]]
+        ledger = [row["ledger"] for row in made]
+        engines = {"model": models.model.engine, "judge": models.judge.engine}
         generation.finish(
             run,
             pairs,
             ledger,
-            facts(models, origin),
+            facts(models, settings),
             identity=made_as,
+            judging={"mode": settings.mode, "audit": audited},
             seeds={"seed": seed, "request": "SHA-256 of seed:index:role, 31 bits"},
-            engines={"model": models.model.engine, "judge": models.judge.engine},
-            tokens=generation.tokens_of(done),
+            engines=engines if labels == "self" else {"model": engines["model"]},
+            tokens=generation.tokens_of(done | used),
             seconds=run.seconds,
             command=sys.argv,
         )
     generation.tell(run, generation.counts_of(pairs, ledger))
 
 
-def short_name(model: str) -> str:
-    """Return a model's name for titles: without commits, and a file's hash cut short."""
-    model = re.sub(r"@[0-9a-f]{40}", "", model)
-    return re.sub(r"(sha256:[0-9a-f]{8})[0-9a-f]+", r"\1", model)
+@app.command(
+    "audit", help="Audit a judge, for people who choose one: nothing but the audit is made."
+)
+def audit_alone(
+    model: flags.Model = "embedded",
+    base_url: flags.BaseUrl = None,
+    api_key_env: flags.ApiKeyEnv = None,
+    judge: flags.Judge = None,
+    judge_base_url: flags.JudgeBaseUrl = None,
+    judge_api_key_env: flags.JudgeApiKeyEnv = None,
+    personas: flags.Personas = None,
+    no_personas: flags.NoPersonas = False,
+    prompts: flags.Prompts = None,
+    language: flags.Language = None,
+    temperature: flags.Temperature = None,
+    top_p: flags.TopP = None,
+    generation_defaults: flags.GenerationDefaults = "paper",
+    max_new_tokens: flags.MaxNewTokens = 512,
+    thinking: flags.Thinking = False,
+    judge_orders: flags.JudgeOrders = 2,
+    judge_criteria: flags.JudgeCriteria = None,
+    judge_thinking: flags.JudgeThinking = False,
+    audit_modes: flags.AuditModes = None,
+    audit_prompts: flags.AuditPrompts = AUDITED_ALONE,
+    concurrency: flags.Concurrency = None,
+    timeout: flags.Timeout = TIMEOUT,
+    batch: flags.Batch = False,
+    max_requests: flags.MaxRequests = None,
+    max_tokens_total: flags.MaxTokensTotal = None,
+    seed: flags.Seed = 0,
+    reuse: flags.Reuse = None,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="where answers are kept; default runs/audit/<judge>-s<seed>")
+    ] = None,
+    config: ConfigOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Try a judge on contrasts, print the table, and the audit as JSON on stdout."""
+    temperature, top_p = sampling(temperature, top_p, generation_defaults)
+    generator, judge_model = find_models(
+        *(model, base_url, api_key_env, judge, judge_base_url, judge_api_key_env, batch)
+    )
+    # Some answers will be of no use: the audit takes half as many again.
+    asked = audit_prompts + audit_prompts // 2 + 1
+    rows, personas_origin, prompts_origin = take(
+        *(personas, no_personas, prompts, seed, asked if prompts is None else None)
+    )
+    default = "rating" if judge_model.embedded else "pairwise"
+    modes = modes_of(audit_modes)
+    settings = Settings(
+        model="",
+        judge="",
+        personas=personas_origin,
+        prompts=prompts_origin,
+        language=language and code_of(language),
+        num_prompts=min(asked, len(rows)),
+        num_responses=1,
+        system_prompt=None,
+        temperature=temperature,
+        top_p=top_p,
+        max_new_tokens=max_new_tokens,
+        thinking=thinking,
+        labels="self",
+        judge_mode="auto",
+        judge_orders=judge_orders,
+        judge_criteria=judge_criteria and read_criteria(judge_criteria),
+        judge_thinking=judge_thinking,
+        audit={"modes": modes, "prompts": audit_prompts},
+        min_margin=0.0,
+        keep_truncated=True,
+        seed=seed,
+        mode=default,
+    )
+    folder = output_dir or Path("runs/audit", f"{slug(judge or model)}-s{seed}")
+    lent = stores_of(reuse)
+    with RunFolder(folder) as run, Store(run.store, lent) as store:
+        serving = generation.served(
+            *(run, store, generator, judge_model, concurrency, context_needed(settings)),
+            Budget(max_requests, max_tokens_total),
+            timeout=timeout,
+            batch=batch,
+            thinking=thinking,
+            judge_thinking=judge_thinking,
+            own_sampling=generation_defaults == "model",
+        )
+        with serving as models:
+            settings = replace(
+                named(settings, models.model.model, models.judge.model),
+                judge_logprobs=models.judge_logprobs,
+            )
+            audited, _ = audit_judge(models, settings, rows)
+    audited = believe(audited, settings, default, accept_weak_judge=True)
+    print(json.dumps({"model": settings.model, "judge": settings.judge, **audited}, indent=2))
+    raise typer.Exit(
+        {auditing.BELIEVED: 0, auditing.CHANCE: 1, auditing.FEW: 4}[audited["verdict"]]
+    )
+
+
+@app.command("merge", help="Make one dataset of several finished runs, without repeated prompts.")
+def merge(
+    runs: Annotated[list[Path], typer.Argument(help="folders of finished runs")],
+    output_dir: Annotated[Path, typer.Option(help="a new folder for the dataset")],
+    debug: DebugOption = False,
+) -> None:
+    """Merge runs."""
+    run, counts = merge_runs(runs, output_dir, sys.argv)
+    generation.tell(run, counts)
+
+
+# What the commands are made of.
+
+
+def no_flags_before(context: typer.Context) -> None:
+    """Refuse flags in front of the name of another command: they would mean nothing there."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"{flag} stands before {context.invoked_subcommand}: put it after")
+
+
+def sampling(
+    temperature: float | None, top_p: float | None, defaults: str
+) -> tuple[float | None, float | None]:
+    """Return temperature and top-p; None leaves one to the model's own settings."""
+    if defaults not in ("paper", "model"):
+        raise UsageError(f"--generation-defaults must be paper or model, not {defaults}")
+    if defaults == "paper":
+        temperature = 0.6 if temperature is None else temperature
+        top_p = 1.0 if top_p is None else top_p
+    if not all(math.isfinite(one) for one in (temperature, top_p) if one is not None):
+        raise UsageError("--temperature and --top-p must be finite numbers")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UsageError(f"--top-p must be above 0 and at most 1, not {top_p}")
+    return temperature, top_p
+
+
+def find_models(
+    model: str,
+    base_url: list[str] | None,
+    api_key_env: str | None,
+    judge: str | None,
+    judge_base_url: list[str] | None,
+    judge_api_key_env: str | None,
+    batch: bool,
+) -> tuple[Model, Model]:
+    """Look up the model and its judge, one and the same object when it judges itself."""
+    if judge is None and (judge_base_url or judge_api_key_env):
+        raise UsageError("--judge-base-url and --judge-api-key-env need --judge")
+    if batch and not (base_url or judge_base_url):
+        raise UsageError("--batch is for servers: it needs a --base-url")
+    generator = find(model, base_url or (), api_key_env)
+    judge_model = find(judge, judge_base_url or (), judge_api_key_env) if judge else generator
+    return generator, generator if judge_model == generator else judge_model
+
+
+def take(
+    personas: str | None, no_personas: bool, prompts: str | None, seed: int, count: int | None
+) -> tuple[list[dict[str, str | None]], dict, dict | None]:
+    """Return the rows to begin with, and where personas and prompts come from.
+
+    Args:
+        count: how many; None takes 1000, or all of the user's own prompts.
+    """
+    if prompts and (personas or no_personas):
+        raise UsageError("--prompts needs no personas: leave out --personas and --no-personas")
+    if personas and no_personas:
+        raise UsageError("--personas and --no-personas exclude each other")
+    if prompts:
+        texts, origin = load(prompts, "prompt", seed, count)
+        return [{"prompt": text} for text in texts], {"source": "none"}, origin
+    count = count or DEFAULT_PROMPTS
+    if no_personas:
+        return [{"persona": None}] * count, {"source": "none"}, None
+    texts, origin = builtin(seed, count), {"source": "builtin"}
+    if personas:
+        texts, origin = load(personas, "persona", seed, count)
+    return [{"persona": text} for text in texts], origin, None
+
+
+def modes_of(text: str | None) -> list[str]:
+    """Return the modes in a list such as `rating,yesno`, all without one."""
+    if text is None:
+        return list(JUDGE_MODES)
+    modes = [mode.strip() for mode in text.split(",")]
+    if unknown := [mode for mode in modes if mode not in JUDGE_MODES]:
+        raise UsageError(f"--audit-modes: {unknown[0]!r} is none of {', '.join(JUDGE_MODES)}")
+    return list(dict.fromkeys(modes))
+
+
+def read_criteria(path: Path) -> str:
+    """Return the user's own criteria for the judge."""
+    try:
+        text = path.read_text(encoding="utf-8-sig").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--judge-criteria: {path} cannot be read ({error})") from None
+    if not text:
+        raise UsageError(f"--judge-criteria: {path} is empty")
+    if len(text) > LONGEST_CRITERIA:
+        raise UsageError(
+            f"--judge-criteria: {path} has {len(text):,} characters, at most {LONGEST_CRITERIA:,}"
+        )
+    return text
+
+
+def stores_of(reuse: Sequence[Path] | None) -> list[Path]:
+    """Return the stores of other runs."""
+    stores = [RunFolder(one).store for one in reuse or ()]
+    for path in stores:
+        if not path.is_file():
+            raise UsageError(f"--reuse: {path.parent.parent} is not the folder of a run")
+    return stores
+
+
+def named(settings: Settings, model: str, judge: str) -> Settings:
+    """Return settings with the names of the models; a control has no judge."""
+    return replace(settings, model=model, judge=judge if settings.labels == "self" else None)
+
+
+def context_needed(settings: Settings) -> int:
+    """Return the tokens of the longest request: a judge prompt with two answers, and thoughts."""
+    answers = 2 + max(settings.thinking, settings.judge_thinking)
+    return answers * settings.max_new_tokens + 2048
+
+
+def run_name(model: str, settings: Settings) -> str:
+    """Return the name of a run's folder."""
+    name = f"{slug(model)}-{settings.num_prompts}-s{settings.seed}"
+    return name if settings.labels == "self" else f"{name}-{settings.labels}"
 
 
 def slug(model: str) -> str:
@@ -538,39 +1029,96 @@ def slug(model: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name)
 
 
-def wording(mode: str) -> dict[str, str]:
+def short_name(model: str) -> str:
+    """Return a model's name for titles: without commits, and a file's hash cut short."""
+    model = re.sub(r"@[0-9a-f]{40}", "", model)
+    return re.sub(r"(sha256:[0-9a-f]{8})[0-9a-f]+", r"\1", model)
+
+
+def wording(settings: Settings) -> dict[str, str]:
     """Return a short hash of every text that models are asked with: a change makes another run."""
-    shown = [""] * (2 if mode == "pairwise" else 1)
-    texts = {"prompt": PROMPT_FOR_PROMPT, "judge": judging.judge_prompt(mode, "", shown)}
+    texts = {}
+    if not settings.prompts:
+        persona = None if settings.personas["source"] == "none" else "{persona}"
+        texts["prompt"] = prompt_for_prompt(persona, settings.language)
+    if settings.labels == "self":
+        modes = [settings.mode] if settings.judge_mode != "auto" else []
+        for mode in dict.fromkeys([*modes, *(settings.audit or {}).get("modes", [])]):
+            shown = [""] * (2 if mode == "pairwise" else 1)
+            texts[mode] = judging.judge_prompt(mode, "", shown, settings.judge_criteria)
     return {name: hashlib.sha256(text.encode()).hexdigest()[:8] for name, text in texts.items()}
 
 
-def expected(
-    rows: int, requests: Mapping[str, int], shown: int, max_new_tokens: int
-) -> tuple[int, int]:
-    """Return about how many tokens will be read and written.
+def announce(
+    settings: Settings, each: Mapping[str, int], price_in: float, price_out: float
+) -> None:
+    """Say how many requests are coming, about how many tokens, and what they cost."""
+    rows, requests = settings.num_prompts, settings.num_prompts * sum(each.values())
+    read, written = expected(settings, each)
+    audit = ""
+    if settings.audit:
+        tried = auditing.requests_a_prompt(settings.audit["modes"], settings.judge_orders or 2)
+        more = settings.audit["prompts"] * tried + 2 * auditing.REPEATED
+        audit = f" and {more:,} for the audit"
+        read += more * read // max(1, requests)
+    what = "prompts" if settings.prompts else "personas"
+    say(
+        f"{rows:,} {what}: up to {requests:,} requests{audit}, about {read:,} tokens to read and "
+        f"{written:,} to write"
+    )
+    if price_in or price_out:
+        say(f"about {(read * price_in + written * price_out) / 1e6:,.2f} in all")
+
+
+def expected(settings: Settings, each: Mapping[str, int]) -> tuple[int, int]:
+    """Return about how many tokens will be read and written, without the audit.
 
     From runs of small models: a prompt has about 60 tokens, an answer half of what it may, and
     the texts around them 150.
-
-    Args:
-        requests: requests a row by role.
-        shown: responses that one judge request shows.
     """
-    prompt, answer, around = 60, min(max_new_tokens, 1024) // 2, 150
-    read = around + requests["response"] * prompt
-    read += requests["judge"] * (around + prompt + shown * answer)
-    return rows * read, rows * (prompt + requests["response"] * answer + requests["judge"])
+    prompt, answer, around = 60, min(settings.max_new_tokens, 1024) // 2, 150
+    shown = 2 if settings.mode == "pairwise" else 1
+    judged, asked = each.get("judge", 0), each.get("prompt", 0)
+    read = asked * around + each["response"] * prompt + judged * (around + prompt + shown * answer)
+    written = asked * prompt + each["response"] * answer + judged
+    return settings.num_prompts * read, settings.num_prompts * written
 
 
-def facts(models: generation.Served, origin: Mapping[str, Any]) -> dict[str, Any]:
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Show whole rows on the terminal."""
+    for row in rows:
+        ledger, pair = row["ledger"], row["pair"]
+        say("")
+        say(f"— row {ledger['index'] + 1}: {ledger['status']} {ledger['reason'] or ''}".rstrip())
+        for name in ("persona", "prompt"):
+            if ledger[name]:
+                say(f"{name}: {ledger[name]}")
+        for number, text in enumerate(ledger["responses"], start=1):
+            role = ""
+            if pair and text in (pair["chosen"][0]["content"], pair["rejected"][0]["content"]):
+                role = " (chosen)" if text == pair["chosen"][0]["content"] else " (rejected)"
+            say(f"response {number}{role}: {text}")
+        if ledger["verdicts"]:
+            scores = ["none" if score is None else f"{score:.3f}" for score in ledger["scores"]]
+            say(
+                f"verdicts: {', '.join(map(repr, ledger['verdicts']))}; scores: {', '.join(scores)}"
+            )
+    say("")
+    say("a preview: nothing was kept")
+
+
+def facts(models: generation.Served, settings: Settings) -> dict[str, Any]:
     """Return what the card says of the models beside their names."""
+    written_for = settings.personas["source"] == "builtin" or not settings.prompts
+    languages = [settings.language or "en"] if written_for else []
+    if settings.personas["source"] in ("file", "hub") and not settings.language:
+        languages = []
     return {
         "model_name": short_name(models.model.model),
         "judge_name": short_name(models.judge.model),
         "model_licence": models.model.licence,
         "judge_licence": models.judge.licence,
-        "languages": ["en"] if origin["source"] == "builtin" else [],
+        "languages": languages,
         "fingerprints": {
             role: f"url:{one.model}" if one.process is None else one.fingerprint
             for role, one in (("model", models.model), ("judge", models.judge))

@@ -21,20 +21,21 @@ os.environ |= {
 os.environ.pop("HF_TOKEN", None)
 
 
+def run_script(*command, status=0, timeout=120, **environment):
+    """Run a script of the repository, and return the finished process with its output as text."""
+    process = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert process.returncode == status, process.stderr
+    return process
+
+
 @pytest.fixture
 def python():
-    """Run a script of the repository, and return the finished process with its output as text."""
-
-    def run(*command, status=0, timeout=120, **environment):
-        process = subprocess.run(
-            [sys.executable, *map(str, command)],
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
-        assert process.returncode == status, process.stderr
-        return process
-
-    return run
+    """`run_script`, for tests."""
+    return run_script

@@ -26,9 +26,10 @@ N = 12
 
 
 def arguments(url, folder, *more, n=N):
-    """The command line of a run against a scripted server."""
+    """The command line of a run against a scripted server, in pairwise mode unless it says more."""
+    mode = [] if {"--judge-mode", "--labels"} & set(more) else ["--judge-mode", "pairwise"]
     return ["pipelines/sao.py", "--model", "scripted", "--base-url", url, "--num-prompts", n,
-            "--output-dir", folder, *more]  # fmt: skip
+            "--output-dir", folder, *mode, *more]  # fmt: skip
 
 
 def in_process(*more):
@@ -294,6 +295,7 @@ def test_several_servers_share_the_load(python, tmp_path, undisturbed):
 def test_settings_from_a_file(python, tmp_path, undisturbed):
     with ModelServer() as server:
         settings = {"model": "scripted", "base_url": [server.url], "num_prompts": 3}
+        settings["judge_mode"] = "pairwise"
         (tmp_path / "c.yaml").write_text(yaml.safe_dump(settings))
         command = ["pipelines/sao.py", "--config", tmp_path / "c.yaml", "--num-prompts", N]
         python(*command, "--output-dir", tmp_path / "run")
@@ -628,7 +630,7 @@ def test_twenty_failures_in_a_row_stop_the_run(python, tmp_path, undisturbed):
 def test_a_second_command_on_the_folder_is_refused(tmp_path, python):
     folder, log = tmp_path / "run", tmp_path / "requests.jsonl"
     with server_process("--delay", 0.1, "--log", log) as url:
-        command = arguments(url, folder, "--concurrency", 1)
+        command = arguments(url, folder, "--concurrency", 1, n=40)
         first = start(command)
         assert wait_until(lambda: log.exists() and answered(log), 60)
         refused = python(*command, status=1)
