@@ -10,6 +10,11 @@ with a ledger that accounts for every persona asked for.
     python pipelines/sao.py --model NAME --base-url https://host/v1 --api-key-env KEY_VARIABLE
 """
 
+from selfsynth.early import stop_at_once
+
+if __name__ == "__main__":
+    stop_at_once()  # what follows takes seconds to load
+
 import hashlib
 import json
 import math
