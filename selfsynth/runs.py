@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from selfsynth.errors import SelfsynthError, UsageError
+from selfsynth.errors import SelfsynthError, UsageError, too_late_to_stop
 from selfsynth.provenance import differences
 from selfsynth.schema import LEDGER_SCHEMA, PAIR_SCHEMA, split_of
 
@@ -167,6 +167,7 @@ class RunFolder:
 
     def finish(self, stage: Path) -> None:
         """Move what was staged into place: data, assets, provenance, and the card last."""
+        too_late_to_stop()
         self._remove_dataset()
         for name in ("data", "assets"):
             os.rename(stage / name, self.path / name)
