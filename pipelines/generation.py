@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
@@ -83,8 +82,7 @@ class Served:
         Raises:
             SelfsynthError: the pipeline, an engine or a server failed for good.
         """
-        with tempfile.TemporaryDirectory(prefix="selfsynth-", ignore_cleanup_errors=True) as name:
-            folder = Path(name)
+        with self.run.workplace() as folder:
             with listen(folder / "broker") as listener:
                 process = start(lambda: declare(folder / "broker"), folder, self.run.log)
                 try:

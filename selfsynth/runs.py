@@ -2,7 +2,8 @@
 
 config.yaml          the command and the run's identity (never published)
 run.log              what engines and workers printed (never published)
-requests/            the store of answers, and the ledger of an unfinished run (never published)
+requests/            the store of answers, and the ledger of an unfinished run (never published);
+                     while a command works, also its workers' files
 data/                parquet files, each named by its SHA-256
 assets/              pictures of the card
 provenance.json
@@ -15,9 +16,10 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,6 +29,8 @@ import yaml
 from selfsynth.errors import SelfsynthError, UsageError, too_late_to_stop
 from selfsynth.provenance import differences
 from selfsynth.schema import LEDGER_SCHEMA, PAIR_SCHEMA, split_of
+
+_WORK = "work-"  # what the folders of workers are called, in a run's requests
 
 
 class RunFolder:
@@ -66,6 +70,8 @@ class RunFolder:
             stack.pop_all()
         if not self.card.exists():  # what a kill left of a dataset on its way is none
             self._remove_dataset()
+        for left in (self._stage, *self.requests.glob(f"{_WORK}*")):
+            shutil.rmtree(left, ignore_errors=True)
         self._before, self._began = _seconds_so_far(self._time), time.monotonic()
         self._noted = self._before
         return self
@@ -149,6 +155,30 @@ class RunFolder:
             self._noted = now
             _replace(self._time, f"{now:.1f}")
 
+    @contextmanager
+    def workplace(self) -> Iterator[Path]:
+        """Yield an empty folder for what workers write; it goes with the context.
+
+        After a kill, the next command on this run removes it. On Linux its path is one by a file
+        descriptor, valid in this process and in those forked from it: the address of a Unix socket
+        holds 107 bytes, and a run folder may lie deeper. Elsewhere it is in the system's folder
+        for temporary files.
+        """
+        descriptors = Path("/proc/self/fd")
+        where = self.requests if descriptors.is_dir() else None
+        with (
+            tempfile.TemporaryDirectory(
+                dir=where, prefix=_WORK if where else "selfsynth-", ignore_cleanup_errors=True
+            ) as name,
+            ExitStack() as stack,
+        ):
+            if where:
+                folder = os.open(name, os.O_RDONLY)
+                stack.callback(os.close, folder)
+                yield descriptors / str(folder)
+            else:
+                yield Path(name)
+
     def write_ledger(self, ledger: Iterable[Mapping]) -> Path:
         """Write the ledger of a run that ends without a dataset."""
         path = self.requests / "ledger.parquet"
@@ -159,7 +189,7 @@ class RunFolder:
 
     def stage(self) -> Path:
         """Return an empty folder in which the parts of a finished dataset are made."""
-        stage = self.path / ".new"
+        stage = self._stage
         shutil.rmtree(stage, ignore_errors=True)
         (stage / "assets").mkdir(parents=True)
         (stage / "data").mkdir()
@@ -182,6 +212,10 @@ class RunFolder:
         for name in ("data", "assets"):
             if (self.path / name).exists():
                 shutil.rmtree(self.path / name)
+
+    @property
+    def _stage(self) -> Path:
+        return self.path / ".new"
 
     @property
     def _time(self) -> Path:

@@ -5,8 +5,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
@@ -615,3 +617,50 @@ def test_a_card_without_provenance(run, text):
         run.provenance.write_text(text)
     with pytest.raises(SelfsynthError, match=r"provenance\.json cannot be read \(\w+\)"):
         run.complete()
+
+
+# ---------------------------------------------------------------- a place for workers
+
+
+def test_a_workplace_takes_sockets_however_deep_the_folder_lies(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no-such-folder"))
+    deep = tmp_path / ("x" * 100) / "run"
+    with RunFolder(deep) as run:
+        with run.workplace() as folder, socket.socket(socket.AF_UNIX) as listener:
+            (folder / "some").mkdir()
+            (folder / "some" / "file").write_text("text")
+            listener.bind(str(folder / "some" / "listener-01234567"))
+            assert len(list(run.requests.glob("work-*/some/file"))) == 1
+            assert in_a_fork((folder / "some/file").read_text) == 0
+        assert {path.name for path in run.requests.iterdir()} == {"lock"}
+
+
+def in_a_fork(work):
+    if (child := os.fork()) == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(child, 0)[1]
+
+
+def test_what_a_kill_leaves_is_gone_with_the_next_command(tmp_path):
+    code = (
+        HOLDER
+        + """
+    with run.workplace() as folder:
+        (folder / "file").write_text("text")
+        (run.stage() / "data" / "half.part").write_text("text")
+        print("there", flush=True)
+        time.sleep(60)
+    """
+    )
+    process = start(code, tmp_path / "run")
+    process.kill()
+    process.communicate()
+    run = RunFolder(tmp_path / "run")
+    assert list(run.requests.glob("work-*/file")) and (run.path / ".new").exists()
+    with run:
+        assert {path.name for path in run.path.iterdir()} == {"requests"}
+        assert {path.name for path in run.requests.iterdir()} == {"lock"}
