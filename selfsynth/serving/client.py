@@ -1,7 +1,8 @@
 """The client: asks an endpoint, many requests at a time, and pays for none of them twice.
 
 Every request is looked up in the store first. What is sent is tried up to ten times when the
-server is busy, breaks off or answers nonsense, and the answer is on disk before it is used.
+server is busy, breaks off or answers nonsense (three times when it takes too long or says too
+much, for such a try is dear), and the answer is on disk before it is used.
 """
 
 import asyncio
@@ -26,9 +27,11 @@ from selfsynth.serving.endpoint import Endpoint
 from selfsynth.serving.store import Completion, Request, Store, key_of
 
 TRIES = 10
+DEAR_TRIES = 3  # that took the whole timeout, or gave more than the longest answer
 PROBE_TRIES = 4
 PROBE_LIMIT = 120.0  # seconds: an engine may have to warm up
 TIMEOUT = 600.0  # seconds for one try, from connecting to the last byte
+_CONNECT = 30.0  # seconds of it for the connection
 FAILURES_IN_A_ROW = 20
 _LONGEST_ANSWER = 8_000_000  # bytes
 _LONGEST_WAIT = 60.0  # seconds between two tries
@@ -74,6 +77,10 @@ class Retry(Exception):
         self.after = after
 
 
+class Dear(Retry):
+    """A try that failed after it took all the time, or all the bytes, that it may."""
+
+
 class Rejected(Exception):
     """A request that the server will never answer; `failure` is the reason in the ledger."""
 
@@ -84,11 +91,21 @@ class Rejected(Exception):
 
 @dataclass
 class Usage:
-    """What one command sent over the wire: requests, tokens that came back, failed tries."""
+    """What one command sent over the wire, and what became of it.
+
+    Attributes:
+        sent: requests, every try of them.
+        completion_tokens: tokens that came back.
+        failed_tries: tries in vain.
+        failed: requests that failed for good.
+        last_failure: what was wrong with the last of these.
+    """
 
     sent: int = 0
     completion_tokens: int = 0
     failed_tries: int = 0
+    failed: int = 0
+    last_failure: str | None = None
 
 
 class UsedUp(SelfsynthError):
@@ -167,7 +184,7 @@ class Client:
             headers["Authorization"] = f"Bearer {self.endpoint.api_key}"
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=self.timeout, sock_connect=30),
+            timeout=aiohttp.ClientTimeout(total=self.timeout, sock_connect=_CONNECT),
             headers=headers,
         )
         return self
@@ -212,7 +229,7 @@ class Client:
                 if not stored and self.without:
                     answer = answer._replace(detail=", ".join(sorted(self.without)))
         except (TimeoutError, aiohttp.ClientError, Rejected) as error:
-            reason = str(error) or f"no answer within {PROBE_LIMIT:.0f} s"
+            reason = str(error) or f"no answer within {min(PROBE_LIMIT, self.timeout):g} s"
             raise SelfsynthError(f"{self.endpoint.name} at {url}: {reason}") from None
         if self.store is not None and not stored:
             # Also as such, so that a finished run knows its model without asking any server.
@@ -260,6 +277,8 @@ class Client:
             except Rejected as error:
                 answer = Completion(None, failure=error.failure, detail=str(error))
         if answer.failure == "request_failed":
+            self.usage.failed += 1
+            self.usage.last_failure = answer.detail
             self._failures_in_a_row += 1
             if self._failures_in_a_row >= FAILURES_IN_A_ROW:
                 raise SelfsynthError(
@@ -272,7 +291,7 @@ class Client:
 
     async def _persist(self, request: Request, urls: Sequence[str], tries: int) -> Completion:
         """Try a request until it is answered, rejected, or out of tries."""
-        failed = Counter()
+        failed, dear = Counter(), 0
         for number in range(1, tries + 1):
             now = time.monotonic()
             # A server that is down has nothing in flight: where it failed, another one is better.
@@ -289,8 +308,9 @@ class Client:
                 self._rests_until[url] = now + self._wait(self._failed[url])
                 self.usage.failed_tries += 1
                 self.endpoint.check_running()
-                if number == tries:
-                    raise Rejected("request_failed", f"{error} ({tries} tries)") from None
+                dear += isinstance(error, Dear)
+                if number == tries or dear == DEAR_TRIES:
+                    raise Rejected("request_failed", f"{error} ({number} tries)") from None
                 wait = self._wait(number) + (error.after or 0.0)
             else:
                 self._failed[url], self._rests_until[url] = 0, 0.0
@@ -339,8 +359,10 @@ class Client:
                 allow_redirects=False,
             ) as response:
                 return response.status, response.headers, await _read(response)
+        except aiohttp.ConnectionTimeoutError:
+            raise Retry(f"no connection within {min(_CONNECT, self.timeout):g} s") from None
         except TimeoutError:
-            raise Retry(f"no whole answer within {self.timeout:g} s") from None
+            raise Dear(f"no whole answer within {self.timeout:g} s") from None
         except aiohttp.ClientError as error:
             raise Retry(f"{type(error).__name__}: {error}") from None
 
@@ -450,7 +472,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     async for chunk in response.content.iter_any():
         data += chunk
         if len(data) > _LONGEST_ANSWER:
-            raise Retry(f"an answer of more than {_LONGEST_ANSWER / 1e6:.0f} MB")
+            raise Dear(f"an answer of more than {_LONGEST_ANSWER / 1e6:.0f} MB")
     return bytes(data)
 
 
