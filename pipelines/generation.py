@@ -130,12 +130,15 @@ class Served:
                 f"the pipeline ended with status {process.exitcode}: see {self.run.log}; "
                 "the same command goes on where it ended"
             )
-        sent = sum(client.usage.sent for client in clients)
-        failed = sum(client.usage.failed_tries for client in clients)
+        spent = [client.usage for client in clients]
+        sent, in_vain = sum(one.sent for one in spent), sum(one.failed_tries for one in spent)
         say(
             f"{sent:,} requests sent in {duration(time.monotonic() - began)}"
-            + (f", {failed:,} of them in vain" if failed else "")
+            + (f", {in_vain:,} of them in vain" if in_vain else "")
         )
+        if failed := sum(one.failed for one in spent):
+            last = [one.last_failure for one in spent if one.failed][-1]
+            say(f"{failed:,} requests failed, the last one: {last}; the same command asks again")
         return broker.roles
 
 
