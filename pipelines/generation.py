@@ -25,6 +25,7 @@ from selfsynth.runs import RunFolder, write_data
 from selfsynth.schema import check_dataset, reason_counts
 from selfsynth.serving import (
     PROBE,
+    TIMEOUT,
     Broker,
     Budget,
     Client,
@@ -56,6 +57,7 @@ class Served:
         judge_logprobs: whether the judge's server gives log-probabilities.
         concurrency: the cap on requests in flight, over both.
         budget: what may be spent, over both.
+        timeout: seconds for one try of a request.
     """
 
     run: RunFolder
@@ -65,6 +67,7 @@ class Served:
     judge_logprobs: bool
     concurrency: int
     budget: Budget
+    timeout: float = TIMEOUT
 
     def ask(
         self, declare: Callable[[Path], Pipeline], rows: int, requests: Mapping[str, int]
@@ -103,7 +106,7 @@ class Served:
         async with AsyncExitStack() as stack:
             clients = [
                 await stack.enter_async_context(
-                    Client(endpoint, self.store, limit, budget=self.budget)
+                    Client(endpoint, self.store, limit, self.timeout, budget=self.budget)
                 )
                 for endpoint in dict.fromkeys((self.model, self.judge))
             ]
@@ -176,6 +179,7 @@ def served(
     concurrency: int | None,
     context: int,
     budget: Budget,
+    timeout: float = TIMEOUT,
 ) -> Iterator[Served]:
     """Serve the models of a run for as long as the context lasts, and check that they answer.
 
@@ -184,6 +188,7 @@ def served(
         concurrency: the cap on requests in flight; None takes 8 for a GGUF and 16 for others.
         context: tokens a request needs at most, prompt and answer together.
         budget: what may be spent once the models are served and checked.
+        timeout: seconds for one try of a request.
 
     Raises:
         SelfsynthError: an engine does not start, or a server is down, refuses the key or does not
@@ -198,16 +203,18 @@ def served(
         endpoints = [
             stack.enter_context(serve(one, slots, context, run.log, share)) for one in models
         ]
-        probes = asyncio.run(_probe(endpoints, store))
+        probes = asyncio.run(_probe(endpoints, store, timeout))
         endpoints = list(map(_probed, models, endpoints, probes))
         logprobs = probes[-1].top_logprobs is not None
-        yield Served(run, store, endpoints[0], endpoints[-1], logprobs, concurrency, budget)
+        yield Served(
+            run, store, endpoints[0], endpoints[-1], logprobs, concurrency, budget, timeout
+        )
 
 
-async def _probe(endpoints: Sequence[Endpoint], store: Store) -> list[Completion]:
+async def _probe(endpoints: Sequence[Endpoint], store: Store, timeout: float) -> list[Completion]:
     answers = []
     for endpoint in endpoints:
-        async with Client(endpoint, store, asyncio.Semaphore(1)) as client:
+        async with Client(endpoint, store, asyncio.Semaphore(1), timeout) as client:
             answers.append(await client.probe())
     return answers
 

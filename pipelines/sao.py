@@ -397,6 +397,9 @@ def main(
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="requests in flight; default 16, 8 for a GGUF")
     ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="seconds for one try of a request")
+    ] = 600.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="check everything, say what is coming, ask nothing")
     ] = False,
@@ -427,8 +430,10 @@ def main(
     debug: DebugOption = False,
 ) -> None:
     """Make a preference dataset from nothing but a model."""
-    if not all(math.isfinite(value) for value in (temperature, top_p, min_margin)):
-        raise UsageError("--temperature, --top-p and --min-margin must be finite numbers")
+    if not all(math.isfinite(value) for value in (temperature, top_p, min_margin, timeout)):
+        raise UsageError(
+            "--temperature, --top-p, --min-margin and --timeout must be finite numbers"
+        )
     if not 0 < top_p <= 1:
         raise UsageError(f"--top-p must be above 0 and at most 1, not {top_p}")
     if judge_mode not in (None, *JUDGE_MODES):
@@ -480,6 +485,7 @@ def main(
         serving = generation.served(
             *(run, store, generator, judge_model, concurrency, context),
             Budget(max_requests, max_tokens_total),
+            timeout,
         )
         with serving as models:
             settings = Settings(

@@ -7,12 +7,13 @@
 """
 
 from selfsynth.serving.broker import Broker, Done, Worker, listen
-from selfsynth.serving.client import PROBE, Budget, Client, UsedUp
+from selfsynth.serving.client import PROBE, TIMEOUT, Budget, Client, UsedUp
 from selfsynth.serving.endpoint import Endpoint, Model, find, public_name, serve
 from selfsynth.serving.store import Completion, Request, Store, key_of
 
 __all__ = [
     "PROBE",
+    "TIMEOUT",
     "Broker",
     "Budget",
     "Client",
