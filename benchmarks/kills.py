@@ -13,6 +13,7 @@ Needs Linux: processes are found in /proc, by a mark in their environment, where
 import argparse
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -51,7 +52,7 @@ class Stop:
 
     Attributes:
         way, point: how, and after which part of a run's time.
-        left: seconds until no process was left, None when some still were after 10 s.
+        left: seconds until no process was left, None when some still were after a long time.
         status: the command's exit status.
         repeated: requests that were answered more than once, over both commands.
         equal: whether the dataset is that of a run that nothing disturbed.
@@ -67,7 +68,7 @@ class Stop:
     faults: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        left = f"more than {PATIENCE:.0f}" if self.left is None else f"{self.left:.1f}"
+        left = "never" if self.left is None else f"{self.left:.1f}"
         row = f"{self.way:8} {self.point:6.1%} {left:>12} {self.status!s:>6} {self.repeated!s:>9} "
         return (
             row + f" {'equal' if self.equal else 'NOT EQUAL':9} {'; '.join(self.faults)}".rstrip()
@@ -233,7 +234,8 @@ def stop(way: str, place: Place, process: subprocess.Popen, number: int) -> int 
         seconds_until(found, LONGEST)  # a point before there is one: as soon as there is
         if victims:
             with suppress(ProcessLookupError):
-                os.kill(victims[number % len(victims)], signal.SIGKILL)
+                victim = random.Random(number).choice(victims)  # noqa: S311
+                os.kill(victim, signal.SIGKILL)
         return None
     if way == "Ctrl-C":  # the terminal sends it to the whole group
         deaf = not handles(process.pid, signal.SIGINT)
@@ -255,10 +257,11 @@ def try_one(
         process = place.start()
         wait_for(point * run.seconds, run, place, process)
         fatal = stop(way, place, process, number) if process.poll() is None else None
-        with suppress(subprocess.TimeoutExpired):
-            # A worker may have been needed no more: then the run ends as it would have.
-            process.wait(LONGEST if way in ("worker", "engine") else PATIENCE)
-        done.left = seconds_until(lambda: not marked(place.mark), PATIENCE)
+        # A worker or engine may be needed no more: then the run ends as it would have.
+        done.left = seconds_until(
+            lambda: process.poll() is not None and not marked(place.mark),
+            LONGEST if way in ("worker", "engine") else PATIENCE,
+        )
         done.status = process.poll()
         said = place.said.read_text()
         done.faults += check(way, done, fatal, said, (place.run / "README.md").exists())
@@ -287,7 +290,8 @@ def try_one(
 
 def check(way: str, done: Stop, fatal: int | None, said: str, whole: bool) -> list[str]:
     """Return what is wrong with how a command ended."""
-    faults = [] if done.left is not None else ["processes left"]
+    late = done.left is None or (done.left > PATIENCE and done.status != 0)
+    faults = ["processes left"] if late else []
     allowed = {"kill -9": set(), "worker": {1}, "engine": {1}}.get(way, {130}) | {0}
     if fatal is not None:
         allowed.add(-fatal)
@@ -303,31 +307,33 @@ def check(way: str, done: Stop, fatal: int | None, said: str, whole: bool) -> li
     return faults
 
 
-def sweep(ways: Sequence[str], points: int, prompts: int, jobs: int, folder: Path) -> list[Stop]:
-    """Try every way at every point, several at a time, and print each as it is done."""
+def sweep(stops: Sequence[tuple[str, float]], prompts: int, jobs: int, folder: Path) -> list[Stop]:
+    """Try stops (the way, and the part of a run's time), and print each as it is done.
+
+    Args:
+        jobs: how many to try at a time.
+    """
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text('{"max_position_embeddings": 32768}')
     with ThreadPoolExecutor(jobs) as pool:
         runs = {}
-        for engine in {way == "engine" for way in ways}:
+        for engine in {way == "engine" for way, _ in stops}:
             runs[engine] = undisturbed(folder / f"undisturbed-{engine}", engine, prompts)
             print(
                 f"undisturbed{' by an engine' * engine}: {runs[engine].seconds:.1f} s", flush=True
             )
         print(HEADER, flush=True)
 
-        def one(place: tuple[int, str]) -> Stop:
-            number, way = place
-            done = try_one(
-                *(way, (number + 0.5) / points, number, folder / f"{way}-{number}"),
-                *(runs[way == "engine"], prompts),
-            )
+        def one(number: int) -> Stop:
+            way, point = stops[number]
+            place = folder / str(number)
+            done = try_one(way, point, number, place, runs[way == "engine"], prompts)
             print(done, flush=True)
             if not done.faults:
-                shutil.rmtree(folder / f"{way}-{number}")
+                shutil.rmtree(place)
             return done
 
-        return list(pool.map(one, ((number, way) for number in range(points) for way in ways)))
+        return list(pool.map(one, range(len(stops))))
 
 
 def main() -> int:
@@ -340,7 +346,9 @@ def main() -> int:
     asked = parser.parse_args()
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
-    done = sweep(asked.ways, asked.points, asked.prompts, asked.jobs, folder)
+    points = [(number + 0.5) / asked.points for number in range(asked.points)]
+    stops = [(way, point) for point in points for way in asked.ways]
+    done = sweep(stops, asked.prompts, asked.jobs, folder)
     print()
     for way in asked.ways:
         some = [one for one in done if one.way == way]
