@@ -112,9 +112,11 @@ class Strict:
 
     def impute_step_outputs(self, step_output: list[dict[str, Any]]) -> NoReturn:
         """Print the fault that distilabel has just caught, and end this worker."""
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+        try:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:  # also when the disk of the log is full
+            os._exit(1)
 
 
 class Step(Strict, distilabel_steps.Step):
@@ -202,8 +204,10 @@ def _watch_workers(pipeline: Pipeline) -> None:
     while pipeline._pool._state == "RUN":
         alive = {worker.pid for worker in pipeline._pool._pool if worker.exitcode is None}
         if (not workers <= alive or not manager.is_alive()) and pipeline._pool._state == "RUN":
-            print("a worker process died", flush=True)
-            os._exit(1)
+            try:
+                print("a worker process died", flush=True)
+            finally:  # also when the disk of the log is full
+                os._exit(1)
         time.sleep(0.5)
 
 

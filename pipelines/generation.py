@@ -5,8 +5,10 @@ asks, runs the steps against them, and turns their rows into a finished run fold
 """
 
 import asyncio
+import errno
 import json
 import multiprocessing
+import os
 import shutil
 import socket
 import time
@@ -44,6 +46,7 @@ from selfsynth.serving import (
 SLOTS = 8  # requests that the embedded engine answers side by side, and so our cap for it
 CONCURRENCY = 16  # the cap on requests in flight otherwise
 MOST_SLOTS = 64  # more do not make llama.cpp faster, and each takes memory for its context
+FULL = 1_000_000  # bytes left on a disk that is as good as full
 SPACE_A_ROW = 40_000  # bytes on disk for a persona: its requests and answers, stored and published
 
 
@@ -129,6 +132,8 @@ class Served:
         if broker.failure:
             raise broker.failure
         if process.exitcode:
+            if shutil.disk_usage(self.run.path).free < FULL:  # its log may lie there too
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise SelfsynthError(
                 f"the pipeline ended with status {process.exitcode}: see {self.run.log}; "
                 "the same command goes on where it ended"
@@ -247,11 +252,12 @@ def model_name(model: Model, store: Store) -> str | None:
 
 
 def check_space(folder: Path, rows: int) -> None:
-    """Raise SelfsynthError when the disk has no room for so many rows."""
-    needed, free = rows * SPACE_A_ROW, shutil.disk_usage(folder).free
+    """Raise SelfsynthError when the disk has no room for what a run of so many rows still needs."""
+    stored = sum(file.stat().st_size for file in (folder / "requests").glob("store.sqlite*"))
+    needed, free = rows * SPACE_A_ROW - stored, shutil.disk_usage(folder).free
     if free < needed:
         raise SelfsynthError(
-            f"{folder} has {free / 1e6:.0f} MB free, {rows:,} rows need about {needed / 1e6:.0f} MB"
+            f"{folder} has {free / 1e6:.1f} MB free, {rows:,} rows need about {needed / 1e6:.1f} MB"
         )
 
 

@@ -10,6 +10,7 @@ provenance.json
 README.md            the card; with it, and only with it, the dataset is finished
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -76,10 +77,18 @@ class RunFolder:
         self._noted = self._before
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._noted > self._before:
-            _replace(self._time, f"{self.seconds:.1f}")
+            self._note(self.seconds)
+        shutil.rmtree(self._stage, ignore_errors=True)  # of a dataset that could not be finished
         self._lock.close()
+        # A write that finds no room does not say where, and not what to do.
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full and not error.filename:
+            raise SelfsynthError(
+                f"{self.path} cannot be written: {os.strerror(error.errno)}; once there is space, "
+                "the same command goes on"
+            ) from error
 
     def complete(self) -> dict | None:
         """Return the counts of a finished dataset, None when there is something left to do.
@@ -153,7 +162,11 @@ class RunFolder:
         """Write the time down, at most once a second: a kill must not lose it."""
         if (now := self.seconds) >= self._noted + 1:
             self._noted = now
-            _replace(self._time, f"{now:.1f}")
+            self._note(now)
+
+    def _note(self, seconds: float) -> None:
+        with suppress(OSError):  # when the disk is full, what needs it says so
+            _replace(self._time, f"{seconds:.1f}")
 
     @contextmanager
     def workplace(self) -> Iterator[Path]:
