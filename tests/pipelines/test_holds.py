@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -58,10 +59,9 @@ def test_stops(tmp_path):
     """While libraries load, while workers start, while requests are out, while cards are made."""
     stops = [
         ("Ctrl-C", 0.1),
-        ("engine", 0.5),
+        ("engine", 0.6),
         ("worker", 0.4),
         ("SIGTERM", 0.6),
-        ("kill -9", 0.5),
         ("kill -9", 0.9),
     ]
     done = kills.sweep(stops, prompts=10, jobs=3, folder=tmp_path)
@@ -77,7 +77,7 @@ class Disk:
     A mount namespace of its own needs no root, and takes the filesystem with it when it ends.
     """
 
-    def __init__(self, folder, size):
+    def __init__(self, folder):
         self.seen = folder / "disk"
         self.seen.mkdir()
         self.said = folder / "stderr"
@@ -85,7 +85,7 @@ class Disk:
             self.shell = subprocess.Popen(
                 ["unshare", flags, "sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
-            if self._do(f"mount -t tmpfs -o size={size} tmpfs {shlex.quote(str(self.seen))}") == 0:
+            if self._do(f"mount -t tmpfs -o size=20m tmpfs {shlex.quote(str(self.seen))}") == 0:
                 break
             self.close()
         else:
@@ -104,8 +104,19 @@ class Disk:
         except BrokenPipeError:  # there was no such namespace
             return 1
 
-    def remount(self, options):
-        assert self._do(f"mount -o remount,{options} {shlex.quote(str(self.seen))}") == 0
+    def let(self, mode):
+        """Make it read-only (`ro`), or not (`rw`)."""
+        assert self._do(f"mount -o remount,bind,{mode} {shlex.quote(str(self.seen))}") == 0
+
+    def fill(self, leave=0):
+        """Leave so many bytes of space, or none."""
+        state = os.statvfs(self.path)
+        with (self.path / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+            for _ in range((state.f_bavail * state.f_frsize - leave) // 4096 + (not leave)):
+                filler.write(b"x" * 4096)
+
+    def clear(self):
+        (self.path / "filler").unlink()
 
     def python(self, *command):
         """Run the command, and return the finished process."""
@@ -116,83 +127,65 @@ class Disk:
 
 @pytest.fixture
 def disk(tmp_path):
-    disks = []
+    made = Disk(tmp_path)
+    yield made
+    made.close()
 
-    def make(size):
-        disks.append(Disk(tmp_path, size))
-        return disks[-1]
 
-    yield make
-    for one in disks:
-        one.close()
+FULL_DISK = (  # the store says so, or whoever else came first
+    "run/requests/store.sqlite cannot be written: database or disk is full",
+    "run cannot be written: No space left on device; once there is space, the same command goes on",
+)
 
 
 @pytest.mark.parametrize(
-    ("size", "said"),
+    "when",
     [
-        ("560k", "requests/store.sqlite cannot be written: database or disk is full"),
-        ("800k", "run cannot be written: No space left on device; once there is space, the same "
-                 "command goes on"),
+        lambda run, server: len(server.requests) >= 10,
+        lambda run, server: (run / ".new").exists(),
     ],
-    ids=["at the store", "in the workers"],
-)  # fmt: skip
-def test_a_disk_that_fills_up(disk, undisturbed, size, said):
-    small = disk(size)
-    with ModelServer() as server:
-        command = arguments(server.url, small.seen / "run", n=N)
-        stopped = small.python(*command)
+    ids=["while answers are stored", "while the dataset is written"],
+)
+def test_a_disk_that_fills_up(disk, undisturbed, when):
+    run = disk.path / "run"
+    with ModelServer(delay=0.05) as server, ThreadPoolExecutor() as pool:
+        command = arguments(server.url, disk.seen / "run", "--concurrency", 4, n=N)
+        filled = pool.submit(lambda: wait_until(lambda: when(run, server), 60) and disk.fill())
+        stopped = disk.python(*command)
+        filled.result()
         assert stopped.returncode == 1
-        assert one_line(stopped).endswith(said)
-        small.remount("size=100m")
-        assert small.python(*command).returncode == 0
-        assert server.counts()["repeats"] <= 16
-    assert data_names(small.path / "run") == data_names(undisturbed)
-
-
-def test_a_disk_that_fills_up_while_the_dataset_is_written(disk, undisturbed):
-    small = disk("20m")
-    run = small.path / "run"
-
-    def fill():
-        assert wait_until((run / ".new").exists, 60)
-        with (small.path / "filler").open("wb", buffering=0) as filler:
-            try:
-                while True:
-                    filler.write(b"x" * 4096)
-            except OSError:
-                pass
-
-    with ModelServer() as server:
-        command = arguments(server.url, small.seen / "run", n=N)
-        with ThreadPoolExecutor() as pool:
-            filled = pool.submit(fill)
-            stopped = small.python(*command)
-            filled.result()
-        assert stopped.returncode == 1
-        assert one_line(stopped).endswith(
-            f"{small.seen}/run cannot be written: No space left on device; once there is space, "
-            "the same command goes on"
-        )
+        assert one_line(stopped).endswith(FULL_DISK)
         assert {path.name for path in run.iterdir()} == {"config.yaml", "requests", "run.log"}
-        (small.path / "filler").unlink()
-        assert small.python(*command).returncode == 0
-        assert server.counts()["repeats"] == 0
+        disk.clear()
+        assert disk.python(*command).returncode == 0
+        assert server.counts()["repeats"] <= 4
     assert data_names(run) == data_names(undisturbed)
 
 
-def test_a_disk_that_is_read_only(disk, undisturbed):
-    small = disk("20m")
-    small.remount("ro")
+def test_a_disk_that_is_too_small_for_the_workers(disk, undisturbed):
+    disk.fill(leave=700_000)
     with ModelServer() as server:
-        command = arguments(server.url, small.seen / "run", n=N)
-        refused = small.python(*command)
+        command = arguments(server.url, disk.seen / "run", n=N)
+        stopped = disk.python(*command)
+        assert stopped.returncode == 1
+        assert one_line(stopped).endswith(FULL_DISK)
+        disk.clear()
+        assert disk.python(*command).returncode == 0
+    assert data_names(disk.path / "run") == data_names(undisturbed)
+
+
+def test_a_disk_that_is_read_only(disk, undisturbed):
+    disk.let("ro")
+    with ModelServer() as server:
+        command = arguments(server.url, disk.seen / "run", n=N)
+        refused = disk.python(*command)
         assert refused.returncode == 1
-        line = f"error: {small.seen}/run cannot be written: Read-only file system"
+        line = f"error: {disk.seen}/run cannot be written: Read-only file system"
         assert refused.stderr == line + "\n"
         assert server.requests == []
-        small.remount("rw")
-        assert small.python(*command).returncode == 0
-    assert data_names(small.path / "run") == data_names(undisturbed)
+        disk.let("rw")
+        assert disk.python(*command).returncode == 0
+    assert data_names(disk.path / "run") == data_names(undisturbed)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -203,6 +196,19 @@ def test_a_folder_that_is_read_only(tmp_path, capsys):
     assert capsys.readouterr().err == (
         f"error: {tmp_path}/run cannot be written: Permission denied\n"
     )
+
+
+def test_a_store_that_is_cut_beside_its_dataset(python, tmp_path, undisturbed):
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed, folder)
+    store = folder / "requests/store.sqlite"
+    os.truncate(store, store.stat().st_size // 2)
+    with ModelServer() as server:
+        command = arguments(server.url, folder, n=N)
+        assert f"{store} is damaged" in one_line(python(*command, status=1))
+        assert "finished already: nothing was asked" in python(*command).stderr
+        assert len(server.requests) == 1  # is this the same model?
+    assert data_names(folder) == data_names(undisturbed)
 
 
 def test_a_store_that_is_cut_in_half(python, tmp_path, undisturbed):
