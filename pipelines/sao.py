@@ -503,6 +503,9 @@ def main(
             )
             made_as = identity(settings.model, settings.judge)
             run.check_identity(made_as)
+            if counts := run.complete():  # of a model whose name its lost store would have known
+                say("finished already: nothing was asked")
+                return generation.tell(run, counts)
             requests = {"prompt": 1, "response": 2, "judge": orders or 2}
             shown = 2 if mode == "pairwise" else 1
             read, written = expected(num_prompts, requests, shown, max_new_tokens)
