@@ -102,7 +102,7 @@ def engines_of(mark: str) -> list[int]:
 
 
 def handles(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal; a Python that is just starting has none."""
+    """Whether a process has a handler for a signal."""
     with suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text()
         return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
@@ -172,6 +172,7 @@ class Place:
             command += ["--model", str(self.run.parents[1] / "model"), "--max-new-tokens", "512"]
         else:
             command += ["--model", "scripted", "--base-url", self.url, "--max-new-tokens", "512"]
+        self.began = time.monotonic()
         with self.said.open("wb") as said:
             return subprocess.Popen(
                 command, cwd=ROOT, env=self.environment, stderr=said, start_new_session=True
@@ -221,7 +222,7 @@ def wait_for(seconds: float, run: Undisturbed, place: Place, process: subprocess
         process.wait(seconds - run.began[stage])
 
 
-def stop(way: str, place: Place, process: subprocess.Popen, number: int) -> int | None:
+def stop(way: str, place: Place, process: subprocess.Popen, seed: int) -> int | None:
     """Stop a command; return the signal that may end it without a word, if any."""
     if way in ("worker", "engine"):
         victims = []
@@ -234,18 +235,18 @@ def stop(way: str, place: Place, process: subprocess.Popen, number: int) -> int 
         seconds_until(found, LONGEST)  # a point before there is one: as soon as there is
         if victims:
             with suppress(ProcessLookupError):
-                victim = random.Random(number).choice(victims)  # noqa: S311
+                victim = random.Random(seed).choice(victims)  # noqa: S311
                 os.kill(victim, signal.SIGKILL)
         return None
-    if way == "Ctrl-C":  # the terminal sends it to the whole group
-        deaf = not handles(process.pid, signal.SIGINT)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGINT)
-        return signal.SIGINT if deaf else None
-    sent = signal.SIGKILL if way == "kill -9" else signal.SIGTERM
-    deaf = not handles(process.pid, sent)  # to SIGKILL everybody is
-    process.send_signal(sent)
-    return sent if deaf else None
+    number = {"kill -9": signal.SIGKILL, "Ctrl-C": signal.SIGINT}.get(way, signal.SIGTERM)
+    young = time.monotonic() - place.began < 1  # a Python that is just starting knows no handlers
+    deaf = number == signal.SIGKILL or (young and not handles(process.pid, number))
+    with suppress(ProcessLookupError):
+        if number == signal.SIGINT:  # the terminal sends it to the whole group
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+    return number if deaf else None
 
 
 def try_one(
