@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -66,6 +67,27 @@ def test_stops(tmp_path):
     ]
     done = kills.sweep(stops, prompts=10, jobs=3, folder=tmp_path)
     assert [str(one) for one in done if one.faults] == []
+
+
+@linux
+def test_whichever_worker_dies_the_run_ends(tmp_path, undisturbed):
+    """Also the process of distilabel's queues, which is the first that it starts."""
+    log, environment = tmp_path / "requests.jsonl", {**os.environ, kills.MARK: "any worker"}
+    with server_process("--delay", 0.05, "--log", log) as url:
+        command = [sys.executable]
+        command += map(str, arguments(url, tmp_path / "run", "--concurrency", 2, n=N))
+        for number in (0, 1, 2, -1):
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+            )
+            before = kills.answered(log).total()
+            assert wait_until(lambda so_far=before: kills.answered(log).total() > so_far + 4, 60)
+            os.kill(kills.workers_of(process.pid, "any worker")[number], signal.SIGKILL)
+            _, said = process.communicate(timeout=20)
+            assert process.returncode == 1 and "error: the pipeline ended with status" in said
+            assert wait_until(lambda: not kills.marked("any worker"), 10)
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert data_names(tmp_path / "run") == data_names(undisturbed)
 
 
 # Disks
