@@ -117,9 +117,11 @@ class Strict:
 
     def impute_step_outputs(self, step_output: list[dict[str, Any]]) -> NoReturn:
         """Print the fault that distilabel has just caught, and end this worker."""
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+        try:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:  # also when the disk of the log is full
+            os._exit(1)
 
 
 class Step(Strict, distilabel_steps.Step):
@@ -199,17 +201,26 @@ def _run(parent: int, declare: Callable[[], Pipeline], folder: Path, log: Path) 
 
 
 def _watch_workers(pipeline: Pipeline) -> None:
-    """End this process when a step's process dies: distilabel would wait for it for ever."""
+    """End this process when a step's process dies: distilabel would wait for it for ever.
+
+    The same goes for the process of its queues, without which it could not even give up.
+    """
     while not (getattr(pipeline, "_pool", None) and getattr(pipeline, "_manager", None)):
-        time.sleep(0.1)
+        time.sleep(0.01)  # before one can die and be replaced
     workers = {worker.pid for worker in pipeline._pool._pool}
-    manager = pipeline._manager._process
-    while pipeline._pool._state == "RUN":
-        alive = {worker.pid for worker in pipeline._pool._pool if worker.exitcode is None}
-        if (not workers <= alive or not manager.is_alive()) and pipeline._pool._state == "RUN":
-            print("a worker process died", flush=True)
-            os._exit(1)
+    pool, manager = pipeline._pool, pipeline._manager._process
+    while manager.is_alive():
+        alive = {worker.pid for worker in pool._pool if worker.exitcode is None}
+        if not workers <= alive and pool._state == "RUN":
+            break
         time.sleep(0.5)
+    else:
+        if manager.exitcode in (0, -signal.SIGTERM):  # distilabel itself has ended it
+            return
+    try:
+        print("a worker process died", flush=True)
+    finally:  # also when the disk of the log is full
+        os._exit(1)
 
 
 def end(process: multiprocessing.Process) -> None:

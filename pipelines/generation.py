@@ -5,11 +5,12 @@ asks, runs the steps against them, and turns their rows into a finished run fold
 """
 
 import asyncio
+import errno
 import json
 import multiprocessing
+import os
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
@@ -48,6 +49,7 @@ T = TypeVar("T")
 SLOTS = 8  # requests that the embedded engine answers side by side, and so our cap for it
 CONCURRENCY = 16  # the cap on requests in flight otherwise
 MOST_SLOTS = 64  # more do not make llama.cpp faster, and each takes memory for its context
+FULL = 1_000_000  # bytes left on a disk that is as good as full
 SPACE_A_ROW = 40_000  # bytes on disk for a persona: its requests and answers, stored and published
 
 
@@ -96,8 +98,7 @@ class Served:
         Raises:
             SelfsynthError: the pipeline, an engine or a server failed for good.
         """
-        with tempfile.TemporaryDirectory(prefix="selfsynth-", ignore_cleanup_errors=True) as name:
-            folder = Path(name)
+        with self.run.workplace() as folder:
             with listen(folder / "broker") as listener:
                 process = start(lambda: declare(folder / "broker"), folder, self.run.log)
                 try:
@@ -183,16 +184,21 @@ class Served:
         if broker.failure:
             raise broker.failure
         if process.exitcode:
+            if shutil.disk_usage(self.run.path).free < FULL:  # its log may lie there too
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise SelfsynthError(
                 f"the pipeline ended with status {process.exitcode}: see {self.run.log}; "
                 "the same command goes on where it ended"
             )
-        sent = sum(client.usage.sent for client in clients)
-        failed = sum(client.usage.failed_tries for client in clients)
+        spent = [client.usage for client in clients]
+        sent, in_vain = sum(one.sent for one in spent), sum(one.failed_tries for one in spent)
         say(
             f"{sent:,} requests sent in {duration(time.monotonic() - began)}"
-            + (f", {failed:,} of them in vain" if failed else "")
+            + (f", {in_vain:,} of them in vain" if in_vain else "")
         )
+        if failed := sum(one.failed for one in spent):
+            last = [one.last_failure for one in spent if one.failed][-1]
+            say(f"{failed:,} requests failed, the last one: {last}; the same command asks again")
         return broker.roles
 
 
@@ -334,11 +340,12 @@ def model_name(model: Model, store: Store) -> str | None:
 
 
 def check_space(folder: Path, rows: int) -> None:
-    """Raise SelfsynthError when the disk has no room for so many rows."""
-    needed, free = rows * SPACE_A_ROW, shutil.disk_usage(folder).free
+    """Raise SelfsynthError when the disk has no room for what a run of so many rows still needs."""
+    stored = sum(file.stat().st_size for file in (folder / "requests").glob("store.sqlite*"))
+    needed, free = rows * SPACE_A_ROW - stored, shutil.disk_usage(folder).free
     if free < needed:
         raise SelfsynthError(
-            f"{folder} has {free / 1e6:.0f} MB free, {rows:,} rows need about {needed / 1e6:.0f} MB"
+            f"{folder} has {free / 1e6:.1f} MB free, {rows:,} rows need about {needed / 1e6:.1f} MB"
         )
 
 

@@ -14,6 +14,11 @@ on contrasts made of the run's own answers.
     python pipelines/sao.py merge RUN_A RUN_B --output-dir C  # one dataset of several runs
 """
 
+from selfsynth.early import stop_at_once
+
+if __name__ == "__main__":
+    stop_at_once()  # what follows takes seconds to load
+
 import hashlib
 import itertools
 import json
@@ -680,8 +685,8 @@ def main(
             raise UsageError(f"--labels {labels} asks no judge: {', '.join(given)} means nothing")
     if min_margin and judge_mode == "auto":
         raise UsageError("--min-margin is in the unit of the judge's mode: name a --judge-mode too")
-    if not math.isfinite(min_margin):
-        raise UsageError("--min-margin must be a finite number")
+    if not (math.isfinite(min_margin) and math.isfinite(timeout)):
+        raise UsageError("--min-margin and --timeout must be finite numbers")
     temperature, top_p = sampling(temperature, top_p, generation_defaults)
     generator, judge_model = find_models(
         *(model, base_url, api_key_env, judge, judge_base_url, judge_api_key_env, batch)
@@ -755,6 +760,9 @@ def main(
         )
         made_as = settings.identity()
         run.check_identity(made_as)
+        if counts := run.complete():  # of a model whose name its lost store would have known
+            say("finished already: nothing was asked")
+            return generation.tell(run, counts)
         announce(settings, each, price_in, price_out)
         if dry_run:
             return

@@ -8,10 +8,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
+
+from selfsynth.early import STOPPED
 
 
 class SelfsynthError(Exception):
@@ -25,9 +28,6 @@ class UsageError(SelfsynthError):
 
     exit_status = 2
 
-
-STOPPED = 130
-"""The exit status when the user stopped the command (Ctrl-C or SIGTERM)."""
 
 _show_tracebacks = False
 
@@ -52,13 +52,16 @@ def command(app: typer.Typer) -> Callable[[], None]:
     """
 
     def main() -> None:
-        # SIGTERM is a wish to stop like Ctrl-C, and takes the same way out. A shell script starts
-        # its background jobs with SIGINT ignored: there it would have no effect.
+        # A shell script starts its background jobs with SIGINT ignored: there a SIGTERM that
+        # takes the way of a Ctrl-C would have no effect.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+        signal.signal(signal.SIGTERM, _stop)
         try:
-            # Typer hands back the status of a typer.Exit, and makes one of a Ctrl-C.
-            status = app(standalone_mode=False) or 0
+            try:
+                # Typer hands back the status of a typer.Exit, and makes one of a Ctrl-C.
+                status = app(standalone_mode=False) or 0
+            finally:
+                too_late_to_stop()
             if status == STOPPED:
                 raise KeyboardInterrupt
         except BaseException as error:
@@ -68,6 +71,21 @@ def command(app: typer.Typer) -> Callable[[], None]:
         sys.exit(status)
 
     return main
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """SIGTERM is a wish to stop like Ctrl-C, and takes the same way out."""
+    signal.raise_signal(signal.SIGINT)
+
+
+def too_late_to_stop() -> None:
+    """Ignore Ctrl-C and SIGTERM from here on, in a `command`: what is left takes no time.
+
+    A command that has done its work must not say that it was stopped.
+    """
+    if signal.getsignal(signal.SIGTERM) is _stop:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def report(error: BaseException) -> int:

@@ -2,31 +2,36 @@
 
 config.yaml          the command and the run's identity (never published)
 run.log              what engines and workers printed (never published)
-requests/            the store of answers, and the ledger of an unfinished run (never published)
+requests/            the store of answers, and the ledger of an unfinished run (never published);
+                     while a command works, also its workers' files
 data/                parquet files, each named by its SHA-256
 assets/              pictures of the card
 provenance.json
 README.md            the card; with it, and only with it, the dataset is finished
 """
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from selfsynth.errors import SelfsynthError, UsageError
+from selfsynth.errors import SelfsynthError, UsageError, too_late_to_stop
 from selfsynth.provenance import differences
 from selfsynth.schema import LEDGER_SCHEMA, PAIR_SCHEMA, split_of
+
+_WORK = "work-"  # what the folders of workers are called, in a run's requests
 
 
 class RunFolder:
@@ -66,14 +71,24 @@ class RunFolder:
             stack.pop_all()
         if not self.card.exists():  # what a kill left of a dataset on its way is none
             self._remove_dataset()
+        for left in (self._stage, *self.requests.glob(f"{_WORK}*")):
+            shutil.rmtree(left, ignore_errors=True)
         self._before, self._began = _seconds_so_far(self._time), time.monotonic()
         self._noted = self._before
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._noted > self._before:
-            _replace(self._time, f"{self.seconds:.1f}")
+            self._note(self.seconds)
+        shutil.rmtree(self._stage, ignore_errors=True)  # of a dataset that could not be finished
         self._lock.close()
+        # A write that finds no room does not say where, and not what to do.
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full and not error.filename:
+            raise SelfsynthError(
+                f"{self.path} cannot be written: {os.strerror(error.errno)}; once there is space, "
+                "the same command goes on"
+            ) from error
 
     def complete(self) -> dict | None:
         """Return the counts of a finished dataset, None when there is something left to do.
@@ -151,7 +166,35 @@ class RunFolder:
         """Write the time down, at most once a second: a kill must not lose it."""
         if (now := self.seconds) >= self._noted + 1:
             self._noted = now
-            _replace(self._time, f"{now:.1f}")
+            self._note(now)
+
+    def _note(self, seconds: float) -> None:
+        with suppress(OSError):  # when the disk is full, what needs it says so
+            _replace(self._time, f"{seconds:.1f}")
+
+    @contextmanager
+    def workplace(self) -> Iterator[Path]:
+        """Yield an empty folder for what workers write; it goes with the context.
+
+        After a kill, the next command on this run removes it. On Linux its path is one by a file
+        descriptor, valid in this process and in those forked from it: the address of a Unix socket
+        holds 107 bytes, and a run folder may lie deeper. Elsewhere it is in the system's folder
+        for temporary files.
+        """
+        descriptors = Path("/proc/self/fd")
+        where = self.requests if descriptors.is_dir() else None
+        with (
+            tempfile.TemporaryDirectory(
+                dir=where, prefix=_WORK if where else "selfsynth-", ignore_cleanup_errors=True
+            ) as name,
+            ExitStack() as stack,
+        ):
+            if where:
+                folder = os.open(name, os.O_RDONLY)
+                stack.callback(os.close, folder)
+                yield descriptors / str(folder)
+            else:
+                yield Path(name)
 
     def write_ledger(self, ledger: Iterable[Mapping]) -> Path:
         """Write the ledger of a run that ends without a dataset."""
@@ -163,7 +206,7 @@ class RunFolder:
 
     def stage(self) -> Path:
         """Return an empty folder in which the parts of a finished dataset are made."""
-        stage = self.path / ".new"
+        stage = self._stage
         shutil.rmtree(stage, ignore_errors=True)
         (stage / "assets").mkdir(parents=True)
         (stage / "data").mkdir()
@@ -171,6 +214,7 @@ class RunFolder:
 
     def finish(self, stage: Path) -> None:
         """Move what was staged into place: data, assets, provenance, and the card last."""
+        too_late_to_stop()
         self._remove_dataset()
         for name in ("data", "assets"):
             os.rename(stage / name, self.path / name)
@@ -185,6 +229,10 @@ class RunFolder:
         for name in ("data", "assets"):
             if (self.path / name).exists():
                 shutil.rmtree(self.path / name)
+
+    @property
+    def _stage(self) -> Path:
+        return self.path / ".new"
 
     @property
     def _time(self) -> Path:

@@ -1,7 +1,8 @@
 """The client: asks an endpoint, many requests at a time, and pays for none of them twice.
 
 Every request is looked up in the store first. What is sent is tried up to ten times when the
-server is busy, breaks off or answers nonsense, and the answer is on disk before it is used.
+server is busy, breaks off or answers nonsense (three times when it takes too long or says too
+much, for such a try is dear), and the answer is on disk before it is used.
 """
 
 import asyncio
@@ -28,9 +29,11 @@ from selfsynth.serving.endpoint import Endpoint
 from selfsynth.serving.store import Completion, Request, Store, key_of
 
 TRIES = 10
+DEAR_TRIES = 3  # that took the whole timeout, or gave more than the longest answer
 PROBE_TRIES = 4
 PROBE_LIMIT = 120.0  # seconds: an engine may have to warm up
 TIMEOUT = 600.0  # seconds for one try, from connecting to the last byte
+_CONNECT = 30.0  # seconds of it for the connection
 FAILURES_IN_A_ROW = 20
 LONGEST_ANSWER = 8_000_000  # bytes
 _LONGEST_WAIT = 60.0  # seconds between two tries
@@ -84,6 +87,10 @@ class Retry(Exception):
         self.after = after
 
 
+class Dear(Retry):
+    """A try that failed after it took all the time, or all the bytes, that it may."""
+
+
 class Rejected(Exception):
     """A request that the server will never answer; `failure` is the reason in the ledger."""
 
@@ -94,11 +101,21 @@ class Rejected(Exception):
 
 @dataclass
 class Usage:
-    """What one command sent over the wire: requests, tokens that came back, failed tries."""
+    """What one command sent over the wire, and what became of it.
+
+    Attributes:
+        sent: requests, every try of them.
+        completion_tokens: tokens that came back.
+        failed_tries: tries in vain.
+        failed: requests that failed for good.
+        last_failure: what was wrong with the last of these.
+    """
 
     sent: int = 0
     completion_tokens: int = 0
     failed_tries: int = 0
+    failed: int = 0
+    last_failure: str | None = None
 
 
 class UsedUp(SelfsynthError):
@@ -179,7 +196,7 @@ class Client:
         key = self.endpoint.api_key
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=self.timeout, sock_connect=30),
+            timeout=aiohttp.ClientTimeout(total=self.timeout, sock_connect=_CONNECT),
             headers={"Authorization": f"Bearer {key}"} if key else {},
         )
         return self
@@ -227,7 +244,7 @@ class Client:
                 if not stored and self.without:
                     answer = answer._replace(detail=", ".join(sorted(self.without)))
         except (TimeoutError, aiohttp.ClientError, Rejected, Retry) as error:
-            reason = str(error) or f"no answer within {PROBE_LIMIT:.0f} s"
+            reason = str(error) or f"no answer within {min(PROBE_LIMIT, self.timeout):g} s"
             raise SelfsynthError(f"{self.endpoint.name} at {url}: {reason}") from None
         if self.store is not None and not stored:
             # Also as such, so that a finished run knows its model without asking any server.
@@ -302,6 +319,8 @@ class Client:
     def _watch(self, answer: Completion) -> None:
         """Count failures in a row, and raise SelfsynthError when they are too many."""
         if answer.failure == "request_failed":
+            self.usage.failed += 1
+            self.usage.last_failure = answer.detail
             self._failures_in_a_row += 1
             if self._failures_in_a_row >= FAILURES_IN_A_ROW:
                 raise SelfsynthError(
@@ -315,7 +334,7 @@ class Client:
         self, once: Callable[[str], Awaitable[T]], urls: Sequence[str], tries: int
     ) -> T:
         """Call `once` with a URL until it returns, the server rejects it, or tries run out."""
-        failed = Counter()
+        failed, dear = Counter(), 0
         for number in range(1, tries + 1):
             now = time.monotonic()
             # A server that is down has nothing in flight: where it failed, another one is better.
@@ -332,8 +351,9 @@ class Client:
                 self._rests_until[url] = now + self._wait(self._failed[url])
                 self.usage.failed_tries += 1
                 self.endpoint.check_running()
-                if number == tries:
-                    raise Rejected("request_failed", f"{error} ({tries} tries)") from None
+                dear += isinstance(error, Dear)
+                if number == tries or dear == DEAR_TRIES:
+                    raise Rejected("request_failed", f"{error} ({number} tries)") from None
                 wait = self._wait(number) + (error.after or 0.0)
             else:
                 self._failed[url], self._rests_until[url] = 0, 0.0
@@ -354,9 +374,9 @@ class Client:
             status, headers, data = await self._send(url, body)
             if status == 200:
                 break
-            # A chat template that takes no system message is a 500 with llama.cpp.
             refused = refused_parameter(data, body) if status in (400, 422, 500) else None
-            if refused is None:
+            # A chat template that takes no system message is a 500 with llama.cpp.
+            if refused is None or (status == 500 and refused != SYSTEM):
                 self._refuse(status, headers, data, url)
             self.without.add(refused)
         return self._accept(url, data, request.thinking)
@@ -392,8 +412,10 @@ class Client:
         try:
             async with self._session.request(method, f"{url}/{path}", **sent_to, **more) as got:
                 yield got
+        except aiohttp.ConnectionTimeoutError:
+            raise Retry(f"no connection within {min(_CONNECT, self.timeout):g} s") from None
         except TimeoutError:
-            raise Retry(f"no whole answer within {self.timeout:g} s") from None
+            raise Dear(f"no whole answer within {self.timeout:g} s") from None
         except aiohttp.ClientError as error:
             raise Retry(f"{type(error).__name__}: {error}") from None
 
@@ -535,7 +557,7 @@ async def read(response: aiohttp.ClientResponse) -> bytes:
     async for chunk in response.content.iter_any():
         data += chunk
         if len(data) > LONGEST_ANSWER:
-            raise Retry(f"an answer of more than {LONGEST_ANSWER / 1e6:.0f} MB")
+            raise Dear(f"an answer of more than {LONGEST_ANSWER / 1e6:.0f} MB")
     return bytes(data)
 
 

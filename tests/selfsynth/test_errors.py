@@ -234,3 +234,42 @@ def test_a_stop_ends_the_command_tidily(code, number, background):
     assert process.returncode == 130
     assert said == "tidied up\n"
     assert complaint.strip() == "error: stopped"
+
+
+LATE = """
+    import sys, time
+    import typer
+    from selfsynth.errors import command, too_late_to_stop
+
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def main():
+        too_late_to_stop()
+        print("ready", flush=True)
+        time.sleep(0.5)
+        print("done", flush=True)
+
+    command(app)()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_that_comes_too_late_changes_nothing(number):
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(LATE)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=10) == ("done\n", "")
+    assert process.returncode == 0
+
+
+def test_outside_of_a_command_nothing_is_too_late():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    errors.too_late_to_stop()
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before

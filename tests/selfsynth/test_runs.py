@@ -1,12 +1,15 @@
 """A run folder: one command at a time, one identity, and a dataset that is whole or not there."""
 
+import errno
 import hashlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
@@ -615,3 +618,129 @@ def test_a_card_without_provenance(run, text):
         run.provenance.write_text(text)
     with pytest.raises(SelfsynthError, match=r"provenance\.json cannot be read \(\w+\)"):
         run.complete()
+
+
+# ---------------------------------------------------------------- a place for workers
+
+
+def test_a_workplace_takes_sockets_however_deep_the_folder_lies(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no-such-folder"))
+    deep = tmp_path / ("x" * 100) / "run"
+    with RunFolder(deep) as run:
+        with run.workplace() as folder, socket.socket(socket.AF_UNIX) as listener:
+            (folder / "some").mkdir()
+            (folder / "some" / "file").write_text("text")
+            listener.bind(str(folder / "some" / "listener-01234567"))
+            assert len(list(run.requests.glob("work-*/some/file"))) == 1
+            assert in_a_fork((folder / "some/file").read_text) == 0
+        assert {path.name for path in run.requests.iterdir()} == {"lock"}
+
+
+def in_a_fork(work):
+    if (child := os.fork()) == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(child, 0)[1]
+
+
+def test_what_a_kill_leaves_is_gone_with_the_next_command(tmp_path):
+    code = (
+        HOLDER
+        + """
+    with run.workplace() as folder:
+        (folder / "file").write_text("text")
+        (run.stage() / "data" / "half.part").write_text("text")
+        print("there", flush=True)
+        time.sleep(60)
+    """
+    )
+    process = start(code, tmp_path / "run")
+    process.kill()
+    process.communicate()
+    run = RunFolder(tmp_path / "run")
+    assert list(run.requests.glob("work-*/file")) and (run.path / ".new").exists()
+    with run:
+        assert {path.name for path in run.path.iterdir()} == {"requests"}
+        assert {path.name for path in run.requests.iterdir()} == {"lock"}
+
+
+def test_a_full_disk_is_named(tmp_path):
+    message = f"{tmp_path}/run cannot be written: No space left on device; once there is space, the"
+    with (
+        pytest.raises(SelfsynthError, match=re.escape(message)),
+        RunFolder(tmp_path / "run") as run,
+    ):
+        (run.stage() / "data" / "half.part").write_text("text")
+        raise OSError(errno.ENOSPC, "Error writing bytes to file")  # as pyarrow says it
+    assert {path.name for path in run.path.iterdir()} == {"requests"}
+    with RunFolder(tmp_path / "run"):  # and the lock is free again
+        pass
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "No such file"),
+        OSError(errno.ENOSPC, "full", "/elsewhere/x"),
+    ],
+    ids=["another error", "another disk"],
+)
+def test_other_errors_pass_through(error, tmp_path):
+    with pytest.raises(OSError) as caught, RunFolder(tmp_path / "run"):
+        raise error
+    assert caught.value is error
+
+
+def test_the_time_is_not_worth_an_error(tmp_path, monkeypatch):
+    with RunFolder(tmp_path / "run") as run:
+        run._time.with_name("seconds.part").mkdir()  # in the way
+        run._noted -= 2
+        run.note_seconds()
+    assert not run._time.exists()
+
+
+# ---------------------------------------------------------------- stops
+
+STOPPED_AT_THE_END = """
+    import os, signal, sys
+    from pathlib import Path
+    import typer
+    from selfsynth import runs
+    from selfsynth.errors import command
+
+    app = typer.Typer(add_completion=False)
+    number = int(os.environ["NUMBER"])
+
+    def stopped(move):
+        def run(*places):
+            signal.raise_signal(number)
+            move(*places)
+            signal.raise_signal(number)
+        return run
+
+    @app.command()
+    def main(folder: Path):
+        with runs.RunFolder(folder) as run:
+            stage = run.stage()
+            (stage / "provenance.json").write_text("{}")
+            (stage / "README.md").write_text("card")
+            os.rename, os.replace = stopped(os.rename), stopped(os.replace)
+            run.finish(stage)
+        print("done", flush=True)
+
+    command(app)()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_during_the_last_moves_comes_too_late(tmp_path, number, monkeypatch):
+    monkeypatch.setenv("NUMBER", str(int(number)))
+    code = textwrap.dedent(STOPPED_AT_THE_END)
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert left == {"requests", "data", "assets", "provenance.json", "README.md"}

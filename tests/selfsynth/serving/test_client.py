@@ -300,7 +300,7 @@ def test_faults_change_no_answer(fault, calm, store):
 
 @pytest.mark.parametrize("fault", ["hang", "trickle"])
 def test_a_try_takes_no_longer_than_its_timeout(fault, calm):
-    with ModelServer(fail_rate=0.4, faults=[fault], trickle_pause=0.05) as server:
+    with ModelServer(fail_rate=0.2, faults=[fault], trickle_pause=0.05) as server:
         found, seconds = seconds_of(answers, server, requests(20), limit=20, timeout=0.3)
     assert found == calm[:20]
     assert seconds < 6
@@ -311,6 +311,34 @@ def test_huge_answers_are_refused(calm):
         found, usage = ask(server, requests(8), limit=2)
     assert found == calm[:8]
     assert usage.failed_tries > 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "options", "said"),
+    [
+        ("hang", {"timeout": 0.2}, "no whole answer within 0.2 s (3 tries)"),
+        ("trickle", {"timeout": 0.2}, "no whole answer within 0.2 s (3 tries)"),
+        ("huge", {}, "an answer of more than 8 MB (3 tries)"),
+        ("bad_utf8", {}, "not a chat completion (UnicodeDecodeError: "),
+    ],
+)
+def test_no_request_holds_a_run_up(fault, options, said, calm):
+    """A server that is wrong for one request of many, and stays so."""
+    with ModelServer(odd=[("any", "Question 1:", fault)], trickle_pause=0.05) as server:
+        (found, usage), seconds = seconds_of(ask, server, requests(3), **options)
+    assert [answer.failure for answer in found] == [None, "request_failed", None]
+    assert (found[0], found[2]) == (calm[0], calm[2])
+    assert found[1].detail.startswith(said)
+    assert usage.failed_tries == (10 if fault == "bad_utf8" else 3)
+    assert (usage.failed, usage.last_failure) == (1, found[1].detail)
+    assert seconds < 5
+
+
+def test_time_that_ran_out_now_and_then_does_not_count_against_other_faults(calm):
+    faults = iter(["hang", "500", "hang", "500", "drop", "429"])
+    with ModelServer(script=lambda body: next(faults, None)) as server:
+        (answer,) = answers(server, [request()], timeout=0.2)
+    assert answer == calm[0]
 
 
 @pytest.mark.parametrize("fault", ["500", "drop", "html"])
