@@ -521,7 +521,7 @@ def requests_a_row(settings: Settings) -> dict[str, int]:
 
 
 def audit_judge(
-    models: generation.Served, settings: Settings, rows: Sequence[Mapping[str, Any]]
+    models: generation.Served, settings: Settings, rows: Sequence[Mapping[str, Any]], default: str
 ) -> tuple[dict[str, Any], Done]:
     """Audit the judge on the answers to a run's first rows; these rows are asked for here.
 
@@ -529,6 +529,7 @@ def audit_judge(
         The audit (see `selfsynth.audit`), and what was done for it.
     """
     modes, prompts = settings.audit["modes"], settings.audit["prompts"]
+    named = settings.judge_mode if settings.judge_mode != "auto" else None
     some = list(rows[: prompts + prompts // 2 + 1])  # some of them will be of no use
     path = models.run.requests / "audited.json"
     path.write_text(json.dumps(some), encoding="utf-8")
@@ -550,39 +551,34 @@ def audit_judge(
     ]
     answers.sort(key=lambda answer: not auditing.has_all_contrasts(answer.response))
     audited, done = models.ask_judge(
-        lambda ask: auditing.audit(ask, answers[:prompts], modes, settings.manner)
+        lambda ask: auditing.audit(ask, answers[:prompts], modes, settings.manner, default, named)
     )
     for line in auditing.report(audited):
         say("  " + line)
-    if noise := audited.get("noise"):
+    if noise := audited["noise"]:
         moved = "" if noise["spread"] is None else f"margins moved by up to {noise['spread']:.3g}, "
         say(f"  asked again ({noise['asked']}): {moved}{noise['flipped']} changed sides")
+    audited["tried"] = auditing.on_trial(audited, default, named)
+    say(f"{auditing.sentence(audited, audited['tried'])}: {audited['verdict']}")
     return audited, done
 
 
-def believe(
-    audited: dict[str, Any], settings: Settings, default: str, accept_weak_judge: bool
-) -> dict[str, Any]:
-    """Return an audit with the mode that it leads to and what it says of the judge.
+def check_judge(audited: Mapping[str, Any], settings: Settings, accept_weak_judge: bool) -> None:
+    """Stop at a judge that is no better than chance; warn of a `--min-margin` within the noise.
 
     Raises:
-        SelfsynthError: the judge is no better than chance, and that was not accepted.
+        SelfsynthError: it is, and that was not accepted.
     """
-    named = settings.judge_mode if settings.judge_mode != "auto" else None
-    mode, verdict = auditing.decide(audited, default, named)
-    tried = named or audited["best"] or default
-    say(f"{auditing.sentence(audited, tried)}: {verdict}")
-    if verdict == auditing.CHANCE and not accept_weak_judge:
+    if audited["verdict"] == auditing.CHANCE and not accept_weak_judge:
         raise SelfsynthError(
-            f"the judge is no better than chance: {auditing.sentence(audited, tried)}; take "
-            "another judge (--judge), or go on with --accept-weak-judge"
+            f"the judge is no better than chance: {auditing.sentence(audited, audited['tried'])}; "
+            "take another judge (--judge), or go on with --accept-weak-judge"
         )
     if settings.min_margin < (moved := auditing.noise_floor(audited)):
         say(
             f"warning: the same verdict moved by up to {moved:.3g} when it was asked again; "
             f"--min-margin {settings.min_margin:g} is below that"
         )
-    return audited | {"mode": mode, "tried": tried, "verdict": verdict}
 
 
 # The command: check everything, ask for everything, write the dataset.
@@ -694,7 +690,7 @@ def main(
     num_prompts = preview or num_prompts
     rows, personas_origin, prompts_origin = take(personas, no_personas, prompts, seed, num_prompts)
     default = "rating" if judge_model.embedded else "pairwise"
-    audited_modes = modes_of(audit_modes)
+    audited_modes = modes_of(audit_modes, judge_mode)
     settings = Settings(
         model="",
         judge="",
@@ -769,8 +765,8 @@ def main(
         run.write_config(made_as, sys.argv)
         used, audited = {}, None
         if settings.audit:
-            audited, used["audit"] = audit_judge(models, settings, rows)
-            audited = believe(audited, settings, default, accept_weak_judge)
+            audited, used["audit"] = audit_judge(models, settings, rows, default)
+            check_judge(audited, settings, accept_weak_judge)
             settings = replace(settings, mode=audited["mode"])
         path = run.requests / "rows.json"
         path.write_text(json.dumps(rows), encoding="utf-8")
@@ -800,9 +796,7 @@ def main(
     generation.tell(run, generation.counts_of(pairs, ledger))
 
 
-@app.command(
-    "audit", help="Audit a judge, for people who choose one: nothing but the audit is made."
-)
+@app.command("audit", help="Audit a judge and make nothing else.")
 def audit_alone(
     model: flags.Model = "embedded",
     base_url: flags.BaseUrl = None,
@@ -890,15 +884,14 @@ def audit_alone(
                 named(settings, models.model.model, models.judge.model),
                 judge_logprobs=models.judge_logprobs,
             )
-            audited, _ = audit_judge(models, settings, rows)
-    audited = believe(audited, settings, default, accept_weak_judge=True)
+            audited, _ = audit_judge(models, settings, rows, default)
     print(json.dumps({"model": settings.model, "judge": settings.judge, **audited}, indent=2))
     raise typer.Exit(
         {auditing.BELIEVED: 0, auditing.CHANCE: 1, auditing.FEW: 4}[audited["verdict"]]
     )
 
 
-@app.command("merge", help="Make one dataset of several finished runs, without repeated prompts.")
+@app.command("merge", help="Make one dataset of several runs.")
 def merge(
     runs: Annotated[list[Path], typer.Argument(help="folders of finished runs")],
     output_dir: Annotated[Path, typer.Option(help="a new folder for the dataset")],
@@ -980,14 +973,14 @@ def take(
     return [{"persona": text} for text in texts], origin, None
 
 
-def modes_of(text: str | None) -> list[str]:
-    """Return the modes in a list such as `rating,yesno`, all without one."""
+def modes_of(text: str | None, named: str = "auto") -> list[str]:
+    """Return the modes in a list such as `rating,yesno`, all without one; a named one is tried."""
     if text is None:
         return list(JUDGE_MODES)
     modes = [mode.strip() for mode in text.split(",")]
     if unknown := [mode for mode in modes if mode not in JUDGE_MODES]:
         raise UsageError(f"--audit-modes: {unknown[0]!r} is none of {', '.join(JUDGE_MODES)}")
-    return list(dict.fromkeys(modes))
+    return list(dict.fromkeys(modes if named == "auto" else [named, *modes]))
 
 
 def read_criteria(path: Path) -> str:
@@ -1117,16 +1110,15 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def facts(models: generation.Served, settings: Settings) -> dict[str, Any]:
     """Return what the card says of the models beside their names."""
-    written_for = settings.personas["source"] == "builtin" or not settings.prompts
-    languages = [settings.language or "en"] if written_for else []
-    if settings.personas["source"] in ("file", "hub") and not settings.language:
-        languages = []
+    # What people brought along may be in any language.
+    brought = settings.prompts or settings.personas["source"] in ("file", "hub")
+    language = settings.language or (None if brought else "en")
     return {
         "model_name": short_name(models.model.model),
         "judge_name": short_name(models.judge.model),
         "model_licence": models.model.licence,
         "judge_licence": models.judge.licence,
-        "languages": languages,
+        "languages": [language] if language else [],
         "fingerprints": {
             role: f"url:{one.model}" if one.process is None else one.fingerprint
             for role, one in (("model", models.model), ("judge", models.judge))

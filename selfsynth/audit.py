@@ -124,14 +124,17 @@ async def audit(
     answers: Sequence[Answer],
     modes: Sequence[str],
     manner: Mapping[str, Any],
+    default: str,
+    named: str | None = None,
 ) -> dict[str, Any]:
-    """Try a judge in several modes.
+    """Try a judge in several modes, and decide which one to take.
 
     Args:
         ask: answers requests, in their order.
         answers: a model's answers to distinct prompts.
         modes: the modes to try.
         manner: how the judge is asked: further arguments of `selfsynth.judge.requests`.
+        default, named: see `decide`.
 
     Returns:
         What `report` and the card read, in plain JSON types:
@@ -141,24 +144,24 @@ async def audit(
             could not be read, which count as not right; `kinds`, right and asked by kind; and for
             `pairwise` `first`, the verdicts for the response shown first, and all.
         best: the mode with the best accuracy, the first such of `modes`; None without contrasts.
-        noise: of the best mode, None without one: `asked`, the contrasts asked again; `spread`, the
-            largest change of a margin in the unit of the mode, None where verdicts come in words;
-            `flipped`, the verdicts that changed sides.
+        mode, verdict: what `decide` made of it.
+        noise: of `mode`, None where it was not tried: `asked`, the contrasts asked again; `spread`,
+            the largest change of a margin in the unit of the mode, None where verdicts come in
+            words; `flipped`, the verdicts that changed sides.
     """
     made = contrasts(answers)
-    found = await asyncio.gather(*(_try(ask, mode, made, manner) for mode in modes if made))
-    tried = {mode: one for mode, (one, _) in zip(modes, found, strict=False)}
-    judgements = {mode: one for mode, (_, one) in zip(modes, found, strict=False)}
+    modes = modes if made else []
+    results = await asyncio.gather(*(_try(ask, mode, made, manner) for mode in modes))
+    tried = {mode: counts for mode, (counts, _) in zip(modes, results, strict=True)}
+    judgements = {mode: found for mode, (_, found) in zip(modes, results, strict=True)}
     shares = {mode: one["right"] / one["asked"] for mode, one in tried.items() if one["asked"]}
     best = max(shares, key=shares.get, default=None)
-    noise = await _ask_again(ask, best, made, judgements[best], manner) if best else None
-    return {
-        "prompts": len(answers),
-        "contrasts": len(made),
-        "modes": tried,
-        "best": best,
-        "noise": noise,
-    }
+    found = {"prompts": len(answers), "contrasts": len(made), "modes": tried, "best": best}
+    mode, verdict = decide(found, default, named)
+    noise = None
+    if mode in shares:
+        noise = await _ask_again(ask, mode, made, judgements[mode], manner)
+    return found | {"mode": mode, "verdict": verdict, "noise": noise}
 
 
 async def _try(
@@ -234,7 +237,7 @@ def accuracy(audited: Mapping[str, Any], mode: str) -> Estimate | None:
 
 
 def decide(audited: Mapping[str, Any], default: str, named: str | None) -> tuple[str, str]:
-    """Return the mode that a run takes, and what the audit says of it.
+    """Return the mode that a run takes, and what the audit says of the judge.
 
     With 40 contrasts or more, `auto` takes the best mode, and a judge whose interval holds 50 % or
     lies below it is no better than chance. With fewer there is too little to tell: the default
@@ -242,21 +245,24 @@ def decide(audited: Mapping[str, Any], default: str, named: str | None) -> tuple
 
     Args:
         default: the mode without an audit.
-        named: the mode that the user named, None for `auto`.
+        named: the mode that the user named, which then is on trial; None for `auto`.
 
     Returns:
         The mode; and BELIEVED, CHANCE or FEW.
     """
-    best = audited["best"]
-    # Of a judge that chose its mode here, the best mode is on trial; else the one it is used in.
-    estimate = accuracy(audited, named or best or default)
-    enough = estimate is not None and estimate.n >= ENOUGH
-    mode = named or (best if enough or default not in audited["modes"] else default) or default
+    estimate = accuracy(audited, on_trial(audited, default, named))
     if estimate is None:
-        return mode, FEW
+        return named or default, FEW
+    enough = estimate.n >= ENOUGH
+    mode = named or (audited["best"] if enough or default not in audited["modes"] else default)
     if (estimate.low if enough else estimate.value) <= 0.5:
         return mode, CHANCE
     return mode, BELIEVED if enough else FEW
+
+
+def on_trial(audited: Mapping[str, Any], default: str, named: str | None) -> str:
+    """Return the mode by which a judge is believed: the one named, or the best that it can do."""
+    return named or audited["best"] or default
 
 
 def report(audited: Mapping[str, Any]) -> list[str]:

@@ -101,7 +101,7 @@ def test_an_audit_costs_at_most_its_share(run, modes, orders):
         return [Completion("1", top_logprobs=[["1", -0.1]])] * len(requests)
 
     given_answers = answers(affordable(run, modes, orders))
-    asyncio.run(audit.audit(ask, given_answers, modes, MANNER | {"orders": orders}))
+    asyncio.run(audit.audit(ask, given_answers, modes, MANNER | {"orders": orders}, "rating"))
     distinct = {json.dumps(request) for request in asked}
     assert len(distinct) <= max(200, run * 15 / 100)
     assert len(contrasts(given_answers)) >= ENOUGH
@@ -120,7 +120,7 @@ def judged(judge, modes=MODES, count=12, orders=2, logprobs=True, **server):
         return [answer(scripted, request) for request in requests]
 
     manner = MANNER | {"orders": orders, "logprobs": logprobs}
-    return asyncio.run(audit.audit(ask, answers(count), modes, manner)), asked
+    return asyncio.run(audit.audit(ask, answers(count), modes, manner, "pairwise")), asked
 
 
 def answer(server, request):
@@ -192,7 +192,7 @@ def test_requests_that_fail_are_nobodys_fault():
             for number, _ in enumerate(requests)
         ]
 
-    found = asyncio.run(audit.audit(ask, answers(12), ["rating"], MANNER))
+    found = asyncio.run(audit.audit(ask, answers(12), ["rating"], MANNER, "rating"))
     assert found["modes"]["rating"]["asked"] == 0 and found["best"] is None
     assert found["noise"] is None
     assert decide(found, "rating", None) == ("rating", FEW)
@@ -218,9 +218,22 @@ def test_a_judge_that_moves_has_a_noise_floor():
             for place, _ in enumerate(requests)
         ]
 
-    found = asyncio.run(audit.audit(ask, answers(12), ["pairwise"], MANNER))
+    found = asyncio.run(audit.audit(ask, answers(12), ["pairwise"], MANNER, "pairwise"))
     assert found["noise"]["spread"] == pytest.approx(0.15)
     assert audit.noise_floor(found) == found["noise"]["spread"]
+
+
+def test_the_noise_floor_is_that_of_the_mode_in_use():
+    async def ask(requests):
+        return [Completion("1", top_logprobs=[["1", -1.0], ["2", -1.5]]) for _ in requests]
+
+    async def tried(count, named):
+        found = await audit.audit(ask, answers(count), MODES, MANNER, "rating", named)
+        return found["mode"], found["noise"] and found["noise"]["asked"]
+
+    assert asyncio.run(tried(2, None)) == ("rating", 8)
+    assert asyncio.run(tried(12, "yesno")) == ("yesno", 10)
+    assert asyncio.run(tried(0, None)) == ("rating", None)
 
 
 # The decision

@@ -194,7 +194,7 @@ def test_keys_are_those_of_the_design():
     found = made(parents=[{"repo": "me/pairs", "commit": "ab" * 20}])
     assert list(found) == [
         *("selfsynth", "identity", "seeds", "engines", "libraries", "parents"),
-        *("counts", "tokens", "wall_seconds", "command"),
+        *("judging", "facts", "counts", "tokens", "wall_seconds", "command"),
     ]
     assert found["selfsynth"]["version"] == selfsynth.__version__
     assert set(found["selfsynth"]) == {"version", "commit"}
