@@ -167,6 +167,7 @@ class Place:
     def start(self) -> subprocess.Popen:
         """Start the command, in a process group as a terminal gives it."""
         command = [sys.executable, "pipelines/sao.py", "--num-prompts", str(self.prompts)]
+        command += ["--judge-mode", "pairwise"]
         command += ["--output-dir", str(self.run), "--concurrency", str(CONCURRENCY)]
         if self.engine:
             command += ["--model", str(self.run.parents[1] / "model"), "--max-new-tokens", "512"]

@@ -61,8 +61,7 @@ __all__ = [
 ]
 
 BATCH = 500
-"""Rows a batch: distilabel spends about 0.1 s on each, and a step waits for a batch's last answer
-while the other steps go on."""
+"""Rows a batch, in long runs: distilabel spends about 0.1 s on each."""
 
 ALL = 25_000
 """Rows a batch where a server takes requests by the batch protocol: each stage waits for hours, and

@@ -77,10 +77,13 @@ class Served:
     timeout: float
     batch: bool
 
-    @property
-    def batch_size(self) -> int:
-        """The rows that a pipeline's steps should take at a time."""
-        return ALL if self.batch else BATCH
+    def batch_size(self, rows: int) -> int:
+        """Return how many rows at a time the steps of a pipeline should take.
+
+        A step waits for the last answer of its batch. With a quarter of a small run in one, the
+        next step has work meanwhile, and the engine too.
+        """
+        return ALL if self.batch else min(BATCH, max(self.concurrency, rows // 4))
 
     def ask(
         self, declare: Callable[[Path], Pipeline], rows: int, requests: Mapping[str, int]

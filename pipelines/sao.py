@@ -36,7 +36,6 @@ import typer
 
 from pipelines import flags, generation
 from pipelines.distilabel_steps import (
-    BATCH,
     Ask,
     GeneratorStep,
     GeneratorStepOutput,
@@ -485,7 +484,7 @@ class TellRows(Step):
 
 
 def declare(
-    settings: Settings, rows: Path, socket: Path, batch_size: int = BATCH, judged: bool = True
+    settings: Settings, rows: Path, socket: Path, batch_size: int, judged: bool = True
 ) -> Pipeline:
     """Return the method as a distilabel pipeline; without `judged`, all that comes before."""
     with Pipeline("sao") as pipeline:
@@ -536,7 +535,7 @@ def audit_judge(
     say(f"the judge is audited first, on {prompts} prompts in mode {', '.join(modes)}")
     asked = {role: each for role, each in requests_a_row(settings).items() if role != "judge"}
     found, _ = models.ask(
-        lambda socket: declare(settings, path, socket, models.batch_size, judged=False),
+        lambda socket: declare(settings, path, socket, models.batch_size(len(some)), judged=False),
         len(some),
         asked,
     )
@@ -771,7 +770,7 @@ def main(
         path = run.requests / "rows.json"
         path.write_text(json.dumps(rows), encoding="utf-8")
         made, done = models.ask(
-            lambda socket: declare(settings, path, socket, models.batch_size),
+            lambda socket: declare(settings, path, socket, models.batch_size(len(rows))),
             len(rows),
             requests_a_row(settings),
         )
