@@ -142,9 +142,12 @@ class Store:
             self._db.execute("PRAGMA journal_mode=WAL")
             # A kill of this process loses nothing; only a power cut can take the last moments.
             self._db.execute("PRAGMA synchronous=NORMAL")
+            # Pages (16 MB): every checkpoint waits for the disk, and all requests with it.
+            self._db.execute("PRAGMA wal_autocheckpoint=4000")
+            # With row ids, answers are appended: sorted by key, each would touch pages of its own.
             self._db.execute(
                 "CREATE TABLE IF NOT EXISTS answers "
-                "(key TEXT PRIMARY KEY, model TEXT, request TEXT, answer TEXT) WITHOUT ROWID"
+                "(key TEXT PRIMARY KEY, model TEXT, request TEXT, answer TEXT)"
             )
             (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
         except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -207,7 +210,8 @@ class Store:
 
     def __iter__(self) -> Iterator[tuple[str, Request, Completion]]:
         """Yield (fingerprint, request, answer) of everything stored, in the order of keys."""
-        for model, request, answer in self._run("SELECT model, request, answer FROM answers"):
+        every = "SELECT model, request, answer FROM answers ORDER BY key"
+        for model, request, answer in self._run(every):
             yield model, self._made(Request, request), self._made(Completion, answer)
 
     def _run(self, statement: str, values: Iterable = ()) -> list[tuple]:
