@@ -1,5 +1,6 @@
 # make sao    from nothing to a self-made preference dataset, on two cores
 # make test   everything installed, everything checked
+# make bench  everything measured; over an hour, on a machine that does nothing else
 
 PYTHON ?= python3
 PROMPTS ?= 8
@@ -7,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: sao test lint
+.PHONY: sao test lint bench
 
 sao: $(VENV)/sao
 	$(BIN)/python pipelines/sao.py --num-prompts $(PROMPTS) --max-new-tokens 512 \
@@ -19,6 +20,11 @@ test: $(VENV)/test lint
 lint: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+bench: $(VENV)/test
+	@for name in resume own_cost growth verdict_cost engine_busy; do \
+	  $(BIN)/python benchmarks/$$name.py || exit 1; echo; \
+	done
 
 # A stamp file says which set of packages a venv holds, and when.
 $(VENV)/sao: pyproject.toml constraints.txt | $(VENV)/new
