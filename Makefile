@@ -1,6 +1,6 @@
 # make sao    from nothing to a self-made preference dataset, on two cores
 # make test   everything installed, everything checked
-# make bench  everything measured; over an hour, on a machine that does nothing else
+# make bench  everything measured, in an hour and a half, on a machine that does nothing else
 
 PYTHON ?= python3
 PROMPTS ?= 8
@@ -25,6 +25,7 @@ bench: $(VENV)/test
 	@for name in resume own_cost growth verdict_cost engine_busy; do \
 	  $(BIN)/python benchmarks/$$name.py || exit 1; echo; \
 	done
+	@$(BIN)/python -m benchmarks.kills
 
 # A stamp file says which set of packages a venv holds, and when.
 $(VENV)/sao: pyproject.toml constraints.txt | $(VENV)/new
