@@ -72,7 +72,7 @@ def write_dataset_card(
     """
     identity, judging = provenance["identity"], provenance["judging"]
     mode, audit = judging["mode"], judging["audit"]
-    noise = (audit and noise_floor(audit)) or NOISE
+    noise = NOISE if noise_floor(audit) is None else noise_floor(audit)
     measured = measure(pairs, ledger, mode, identity.get("judge_orders") or 2, noise)
     for name in ("asked", "kept", "dropped"):
         if (stated := provenance["counts"][name]) != measured[name]:
@@ -96,6 +96,7 @@ def write_dataset_card(
             measured=measured,
             mode=mode,
             noise=noise,
+            noise_measured=noise_floor(audit) is not None,
             own_judge=identity.get("judge") == identity.get("model"),
             pairs_have_system=any(len(row["prompt"]) > 1 for row in pairs),
             persona_hub=_from_persona_hub(identity),
@@ -105,7 +106,7 @@ def write_dataset_card(
             sample_characters=SAMPLE_CHARACTERS,
             samples=samples(pairs),
             sentence=sentence,
-            settings=list(_flat(identity)),
+            settings=list(_flat(_settings(provenance))),
             unit=UNITS.get(mode),
             cautions=cautions(pairs, measured, provenance, noise),
         )
@@ -413,6 +414,15 @@ def _draw(
         )
         draw_lengths(assets / "lengths.png", chosen, rejected, unit)
     return {"margins": bool(margins), "lengths": unit if pairs else ""}
+
+
+def _settings(provenance: Mapping) -> Mapping:
+    """Return the settings to show: the identity, or those of all merged runs by their names."""
+    identity = provenance["identity"]
+    if identity["method"] != "merge":
+        return identity
+    names = [parent["run"] for parent in provenance["parents"]]
+    return dict(zip(names, identity["runs"], strict=True))
 
 
 def _flat(values: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -37,6 +37,11 @@ def merge_runs(
     if len({parent["provenance_sha256"] for parent in parents}) < len(parents):
         raise UsageError("the same run is named twice")
     made = [parent.pop("provenance") for parent in parents]
+    names = Counter()
+    for parent in parents:  # of folders of the same name, the second is called NAME-2
+        names[parent["run"]] += 1
+        if (number := names[parent["run"]]) > 1:
+            parent["run"] += f"-{number}"
     identity = {"method": "merge", "runs": [one["identity"] for one in made]}
     with RunFolder(output_dir) as run:
         run.check_identity(identity)

@@ -573,7 +573,8 @@ def check_judge(audited: Mapping[str, Any], settings: Settings, accept_weak_judg
             f"the judge is no better than chance: {auditing.sentence(audited, audited['tried'])}; "
             "take another judge (--judge), or go on with --accept-weak-judge"
         )
-    if settings.min_margin < (moved := auditing.noise_floor(audited)):
+    moved = auditing.noise_floor(audited)
+    if moved is not None and settings.min_margin < moved:
         say(
             f"warning: the same verdict moved by up to {moved:.3g} when it was asked again; "
             f"--min-margin {settings.min_margin:g} is below that"

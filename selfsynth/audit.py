@@ -299,6 +299,6 @@ def sentence(audited: Mapping[str, Any], mode: str) -> str:
     )
 
 
-def noise_floor(audited: Mapping[str, Any]) -> float:
-    """Return by how much margins moved when they were asked for again, 0.0 where none was."""
-    return (audited["noise"] or {}).get("spread") or 0.0
+def noise_floor(audited: Mapping[str, Any] | None) -> float | None:
+    """Return by how much margins moved when they were asked for again, None if none was."""
+    return ((audited or {}).get("noise") or {}).get("spread")

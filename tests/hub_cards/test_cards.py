@@ -494,8 +494,8 @@ def test_the_audit_is_on_the_card(tmp_path):
     low, high = wilson(40, 44)[1:3]
     for mode in ("pairwise", "rating"):
         assert numbers(rows[mode][:3]) == pytest.approx([90.9, 100 * low, 100 * high, 44], abs=0.05)
-        assert rows[mode][3:8] == ["11 of 11", "5 of 11", "6 of 11", "0 of 11", "3"]
-    assert [rows[mode][8] for mode in ("pairwise", "rating")] == ["80 of 88", "–"]
+        assert rows[mode][3:8] == ["11/11", "5/11", "6/11", "0/11", "3"]
+    assert [rows[mode][8] for mode in ("pairwise", "rating")] == ["80/88", "–"]
     assert "says of the judge: **believed**" in card and "2 changed sides" in card
     # The noise floor of this judge, not that of another, is what margins are held against.
     assert "moved by up to 0.25" in card and "measured in this run" in card

@@ -451,9 +451,10 @@ def test_merge(audited, plain, python, tmp_path):
     repeated = sum(row["reason"] == "prompt_repeated" for row in ledger)
     assert repeated >= len(pairs_of(one)) - N + len(pairs_of(plain)) and "prompt_repeated" in said
     parents = provenance(merged)["parents"]
-    assert [parent["run"] for parent in parents] == ["run", "two", "run"]
+    assert [parent["run"] for parent in parents] == ["run", "two", "run-2"]
     assert len({parent["provenance_sha256"] for parent in parents}) == 3
     card = (merged / "README.md").read_text()
+    assert "| `run-2.judge_mode` | `pairwise` |" in card and "| `run model` |" in card
     assert "from 3 runs of SAO" in card and "`other`" in card and "different modes" in card
     assert "finished already" in python(*merge).stderr
     two = ["pipelines/sao.py", "merge", one, one, "--output-dir", tmp_path / "x"]
