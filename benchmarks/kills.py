@@ -281,7 +281,7 @@ def try_one(
         done.repeated = sum(count - 1 for count in answered(place.log).values())
         if done.repeated > CONCURRENCY:
             done.faults.append("too many requests repeated")
-        known = {"lock", "seconds", "store.sqlite", "personas.json"}
+        known = {"lock", "seconds", "store.sqlite", "rows.json"}
         odd = {path.name for path in (place.run / "requests").iterdir()} - known
         odd |= {path.name for path in place.run.glob(".*")}
         done.faults += [f"{name} left in the run folder" for name in sorted(odd)]

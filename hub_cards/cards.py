@@ -73,7 +73,10 @@ def write_dataset_card(
     identity, judging = provenance["identity"], provenance["judging"]
     mode, audit = judging["mode"], judging["audit"]
     noise = NOISE if noise_floor(audit) is None else noise_floor(audit)
-    measured = measure(pairs, ledger, mode, identity.get("judge_orders") or 2, noise)
+    runs = runs_of(identity)
+    orders = {run["judge_orders"] for run in runs}
+    orders = orders.pop() if len(orders) == 1 else None
+    measured = measure(pairs, ledger, mode, orders, noise)
     for name in ("asked", "kept", "dropped"):
         if (stated := provenance["counts"][name]) != measured[name]:
             raise ValueError(f"provenance says {name} {stated}, the rows say {measured[name]}")
@@ -93,6 +96,7 @@ def write_dataset_card(
             identity=identity,
             infos=infos,
             in_words=in_words(pairs),
+            models_wrote_prompts=not any(run["prompts"] for run in runs),
             measured=measured,
             mode=mode,
             noise=noise,
@@ -128,7 +132,8 @@ def front_matter(
     No licence is named: nobody has said yet what the licence of a model's own texts is. Files are
     named one by one because `datasets` caches by this text: new rows need new words here.
     """
-    base = [one for model in models_of(identity) for one in _hub_ids(model)]
+    models = dict.fromkeys(run["model"] for run in runs_of(identity))
+    base = [one for model in models for one in _hub_ids(model)]
     described = DatasetCardData()
     DatasetInfosDict(infos).to_dataset_card_data(described)
     return {
@@ -161,10 +166,9 @@ def size_category(rows: int) -> str:
     return "n>1T" if place >= len(names) - 1 else f"{names[place]}<n<{names[place + 1]}"
 
 
-def models_of(identity: Mapping) -> list[str]:
-    """Return the models that wrote a dataset: one, or those of all runs that were merged."""
-    runs = identity["runs"] if identity["method"] == "merge" else [identity]
-    return list(dict.fromkeys(run["model"] for run in runs))
+def runs_of(identity: Mapping) -> list[Mapping]:
+    """Return the identities of the runs that a dataset is made of: one, or all that were merged."""
+    return list(identity["runs"].values()) if identity["method"] == "merge" else [identity]
 
 
 def cautions(
@@ -190,10 +194,11 @@ def cautions(
             f"The labels are a control (`{'`, `'.join(controls)}`), not anyone's preference: "
             "train on it only to compare."
         )
-    if in_words(pairs):
+    if words := in_words(pairs):
+        which = "pairs" if words == kept else f"{words:,} of the pairs"
         found.append(
             "The judge's server gave no log-probabilities, so verdicts were read from its words: "
-            "pairs have no `judge_margin`, and a sure verdict and a guess look the same."
+            f"{which} have no `judge_margin`, and a sure verdict and a guess look the same."
         )
     first = measured["first_position_rate"]
     if first and (first.low > 0.6 or first.high < 0.4):
@@ -202,7 +207,8 @@ def cautions(
             f"in {percent(max(first.value, 1 - first.value))} of its verdicts: it looks at the "
             "place more than at the text."
         )
-    if judging["mode"] == "pairwise" and identity.get("judge_orders") == 1:
+    runs = runs_of(identity)
+    if judging["mode"] == "pairwise" and all(run["judge_orders"] == 1 for run in runs):
         found.append(
             "Every pair was judged in one order only (the paper's setting), so a liking for a "
             "place is not cancelled."
@@ -232,22 +238,25 @@ def _of_the_audit(audit: Mapping | None) -> list[str]:
     """Return what the audit of the judge has to say first of all."""
     if audit is None or audit["verdict"] == BELIEVED:
         return []
-    said = sentence(audit, audit["tried"])
+    said = sentence(audit)
     if audit["verdict"] == CHANCE:
         return [f"**The judge is no better than chance**, and that was accepted: {said}."]
     return [f"The judge was tried on too few contrasts: {said}. That is too few to tell."]
 
 
-def in_words(pairs: Sequence[Mapping]) -> bool:
-    """Whether verdicts were read from the judge's words: it then leaves pairs without a margin."""
-    return any(row["judge_margin"] is None and row["judge_mode"] in JUDGE_MODES for row in pairs)
+def in_words(pairs: Sequence[Mapping]) -> int:
+    """Return for how many pairs the verdict was read from the judge's words: without a margin."""
+    return sum(row["judge_margin"] is None and row["judge_mode"] in JUDGE_MODES for row in pairs)
 
 
 def samples(pairs: Sequence[Mapping]) -> list[dict[str, Any]]:
     """Return up to three pairs to show: smallest, median and largest margin.
 
-    Without margins they are the first three. Equal margins are ordered by id.
+    Without margins, or with margins in different units, they are the first three. Equal margins
+    are ordered by id.
     """
+    if len({row["judge_mode"] for row in pairs}) > 1:
+        return [{"name": "A pair", "row": row} for row in pairs[:3]]
     with_margin = sorted(
         (row for row in pairs if row["judge_margin"] is not None),
         key=lambda row: (row["judge_margin"], row["id"]),
@@ -419,10 +428,7 @@ def _draw(
 def _settings(provenance: Mapping) -> Mapping:
     """Return the settings to show: the identity, or those of all merged runs by their names."""
     identity = provenance["identity"]
-    if identity["method"] != "merge":
-        return identity
-    names = [parent["run"] for parent in provenance["parents"]]
-    return dict(zip(names, identity["runs"], strict=True))
+    return identity["runs"] if identity["method"] == "merge" else identity
 
 
 def _flat(values: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -446,8 +452,8 @@ def _hub_ids(model: str) -> list[str]:
 
 
 def _from_persona_hub(identity: Mapping) -> bool:
-    runs = identity["runs"] if identity["method"] == "merge" else [identity]
     names = [
-        (run["personas"].get("repo") or run["personas"].get("name") or "").lower() for run in runs
+        (run["personas"].get("repo") or run["personas"].get("name") or "").lower()
+        for run in runs_of(identity)
     ]
     return any("personahub" in re.sub("[^a-z]", "", name) for name in names)

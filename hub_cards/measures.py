@@ -22,7 +22,7 @@ def measure(
     pairs: Sequence[Mapping],
     ledger: Sequence[Mapping],
     judge_mode: str | None,
-    orders: int = 2,
+    orders: int | None = 2,
     noise: float = NOISE,
 ) -> dict[str, Any]:
     """Return the numbers of a dataset; a rate or a mean with nothing to observe is None.
@@ -32,7 +32,8 @@ def measure(
         ledger: rows of `selfsynth.schema.LEDGER_SCHEMA`.
         judge_mode: how the judge was asked (`selfsynth.schema.JUDGE_MODES`); another value, or
             None where modes differ, when there is nothing to say of places.
-        orders: pairwise: in how many orders each two responses were shown.
+        orders: pairwise: in how many orders each two responses were shown; None where it differs,
+            and there is nothing to say of agreement.
         noise: the noise floor, in the unit of the margins.
 
     Returns:
@@ -63,7 +64,7 @@ def measure(
     written = [row for row in ledger if (row["prompt"] or "").strip()]
     judged = [row for row in ledger if row["verdicts"]]
     places = (
-        [comparison for row in judged for comparison in _places(row, orders)]
+        [comparison for row in judged for comparison in _places(row, orders or 1)]
         if judge_mode == "pairwise"
         else []
     )

@@ -293,7 +293,9 @@ def served(
                     f"{one.spec} thinks before it answers and cannot be told not to: allow it by "
                     "--thinking (as the model) and --judge-thinking (as the judge)"
                 )
-        logprobs = probes[-1].top_logprobs is not None
+        # What a judge thinks comes before the first token that counts.
+        thinks = judge_thinking and probes[-1].thoughts is not None
+        logprobs = thinks or probes[-1].top_logprobs is not None
         yield Served(
             *(run, store, endpoints[0], endpoints[-1], logprobs),
             *(concurrency, budget, timeout, batch),
@@ -306,23 +308,19 @@ async def _probe(
     found = []
     for number, endpoint in enumerate(endpoints):
         async with Client(endpoint, store, asyncio.Semaphore(1), timeout) as client:
-            probe = await client.probe()
-            if system and number == 0:  # only the model is sent any, not the judge
-                told = [{"role": "system", "content": "Be brief."}, *PROBE.messages]
-                await client.complete([PROBE._replace(messages=told)])
-            found.append((probe, client))
+            # Only the model is sent system messages, not the judge.
+            found.append((await client.probe(system and number == 0), client))
     return found
 
 
 def _probed(model: Model, endpoint: Endpoint, probe: Completion, client: Client) -> Endpoint:
     """Return an endpoint with what its first answers showed."""
-    without = client.without | set(probe.detail.split(", ") if probe.detail else ())
     # Ours to ask for, but nothing that a user set: a server without it is not odd.
-    told = sorted(without - {"chat_template_kwargs"})
+    told = sorted(client.without - {"chat_template_kwargs"})
     return replace(
         endpoint,
         engine=endpoint.engine + (f" that refuses {', '.join(told)}" if told else ""),
-        without=frozenset(without),
+        without=frozenset(client.without),
         context=client.context,
         reported=probe.model,
         model=_name(model, probe),  # a server at a URL has the last word on which model it is

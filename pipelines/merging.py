@@ -42,14 +42,20 @@ def merge_runs(
         names[parent["run"]] += 1
         if (number := names[parent["run"]]) > 1:
             parent["run"] += f"-{number}"
-    identity = {"method": "merge", "runs": [one["identity"] for one in made]}
+    identity = {
+        "method": "merge",
+        "runs": {parent["run"]: one["identity"] for parent, one in zip(parents, made, strict=True)},
+        "provenance": {parent["run"]: parent["provenance_sha256"] for parent in parents},
+    }
     with RunFolder(output_dir) as run:
         run.check_identity(identity)
         if counts := run.complete():
             say("finished already")
             return run, counts
         run.write_config(identity, command)
-        pairs, ledger = _join([read_data(folder) for folder in folders], identity["runs"])
+        pairs, ledger = _join(
+            [read_data(folder) for folder in folders], [one["identity"] for one in made]
+        )
         modes = {one["judging"]["mode"] for one in made}
         generation.finish(
             run,
@@ -82,6 +88,11 @@ def _parent(folder: Path) -> dict[str, Any]:
             f"{folder} holds no finished dataset: run its own command again to finish it"
         )
     made = run.published()
+    if "judging" not in made:
+        raise SelfsynthError(
+            f"{folder} was made by an older selfsynth: remove its README.md and run its own "
+            "command again, which asks nothing"
+        )
     if made["identity"]["method"] != "sao":
         raise UsageError(f"{folder} is merged already: name the runs that it was made from")
     return {

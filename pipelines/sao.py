@@ -98,7 +98,7 @@ def prompt_for_prompt(persona: str | None, language: str | None) -> str:
 class Settings:
     """What the user asked for, and what the served models showed.
 
-    All but the last five fields are the run's identity.
+    All but the last four fields are the run's identity.
     """
 
     model: str
@@ -111,6 +111,7 @@ class Settings:
     system_prompt: str | None
     temperature: float | None
     top_p: float | None
+    generation_defaults: str
     max_new_tokens: int
     thinking: bool
     labels: str
@@ -557,8 +558,7 @@ def audit_judge(
     if noise := audited["noise"]:
         moved = "" if noise["spread"] is None else f"margins moved by up to {noise['spread']:.3g}, "
         say(f"  asked again ({noise['asked']}): {moved}{noise['flipped']} changed sides")
-    audited["tried"] = auditing.on_trial(audited, default, named)
-    say(f"{auditing.sentence(audited, audited['tried'])}: {audited['verdict']}")
+    say(f"{auditing.sentence(audited)}: {audited['verdict']}")
     return audited, done
 
 
@@ -570,14 +570,16 @@ def check_judge(audited: Mapping[str, Any], settings: Settings, accept_weak_judg
     """
     if audited["verdict"] == auditing.CHANCE and not accept_weak_judge:
         raise SelfsynthError(
-            f"the judge is no better than chance: {auditing.sentence(audited, audited['tried'])}; "
-            "take another judge (--judge), or go on with --accept-weak-judge"
+            f"the judge is no better than chance: {auditing.sentence(audited)}; take another one "
+            "(--judge, with --reuse of this folder and a new --output-dir), or go on with "
+            "--accept-weak-judge"
         )
     moved = auditing.noise_floor(audited)
     if moved is not None and settings.min_margin < moved:
         say(
-            f"warning: the same verdict moved by up to {moved:.3g} when it was asked again; "
-            f"--min-margin {settings.min_margin:g} is below that"
+            f"warning: the same verdict moved by up to {moved:.3g} when it was asked again, and "
+            f"--min-margin {settings.min_margin:g} keeps margins below that (with --judge-mode "
+            f"{audited['mode']} --min-margin {moved:.3g} they are ties)"
         )
 
 
@@ -674,11 +676,19 @@ def main(
             "--judge": judge,
             "--judge-mode": judge_mode != "auto",
             "--judge-criteria": judge_criteria,
+            "--judge-thinking": judge_thinking,
             "--audit": audit,
+            "--audit-modes": audit_modes,
+            "--audit-prompts": audit_prompts,
+            "--accept-weak-judge": accept_weak_judge,
             "--min-margin": min_margin,
         }
         if given := [name for name, value in of_a_judge.items() if value]:
             raise UsageError(f"--labels {labels} asks no judge: {', '.join(given)} means nothing")
+    if judge_mode != "auto" and not audit and (audit_modes or audit_prompts):
+        raise UsageError("--audit-modes and --audit-prompts need --audit, or --judge-mode auto")
+    if preview and batch:
+        raise UsageError("--preview keeps nothing, and a batch takes hours: leave out --batch")
     if min_margin and judge_mode == "auto":
         raise UsageError("--min-margin is in the unit of the judge's mode: name a --judge-mode too")
     if not (math.isfinite(min_margin) and math.isfinite(timeout)):
@@ -702,6 +712,7 @@ def main(
         system_prompt=system_prompt,
         temperature=temperature,
         top_p=top_p,
+        generation_defaults=generation_defaults,
         max_new_tokens=max_new_tokens,
         thinking=thinking,
         labels=labels,
@@ -738,7 +749,7 @@ def main(
         generation.check_space(folder, len(rows) * num_responses // 2)
         models = stack.enter_context(
             generation.served(
-                *(run, store, generator, judge_model, concurrency, context_needed(settings)),
+                *(run, store, generator, judge_model, concurrency, context_needed(settings, rows)),
                 Budget(max_requests, max_tokens_total),
                 timeout=timeout,
                 batch=batch,
@@ -811,7 +822,7 @@ def audit_alone(
     temperature: flags.Temperature = None,
     top_p: flags.TopP = None,
     generation_defaults: flags.GenerationDefaults = "paper",
-    max_new_tokens: flags.MaxNewTokens = 512,
+    max_new_tokens: flags.MaxNewTokens = 1024,
     thinking: flags.Thinking = False,
     judge_orders: flags.JudgeOrders = 2,
     judge_criteria: flags.JudgeCriteria = None,
@@ -839,8 +850,9 @@ def audit_alone(
     # Some answers will be of no use: the audit takes half as many again.
     asked = audit_prompts + audit_prompts // 2 + 1
     rows, personas_origin, prompts_origin = take(
-        *(personas, no_personas, prompts, seed, asked if prompts is None else None)
+        personas, no_personas, prompts, seed, None if personas or prompts else asked
     )
+    rows = rows[:asked]
     default = "rating" if judge_model.embedded else "pairwise"
     modes = modes_of(audit_modes)
     settings = Settings(
@@ -849,11 +861,12 @@ def audit_alone(
         personas=personas_origin,
         prompts=prompts_origin,
         language=language and code_of(language),
-        num_prompts=min(asked, len(rows)),
+        num_prompts=len(rows),
         num_responses=1,
         system_prompt=None,
         temperature=temperature,
         top_p=top_p,
+        generation_defaults=generation_defaults,
         max_new_tokens=max_new_tokens,
         thinking=thinking,
         labels="self",
@@ -871,7 +884,7 @@ def audit_alone(
     lent = stores_of(reuse)
     with RunFolder(folder) as run, Store(run.store, lent) as store:
         serving = generation.served(
-            *(run, store, generator, judge_model, concurrency, context_needed(settings)),
+            *(run, store, generator, judge_model, concurrency, context_needed(settings, rows)),
             Budget(max_requests, max_tokens_total),
             timeout=timeout,
             batch=batch,
@@ -955,7 +968,7 @@ def take(
     """Return the rows to begin with, and where personas and prompts come from.
 
     Args:
-        count: how many; None takes 1000, or all of the user's own prompts.
+        count: how many; None takes all prompts of the user's own, and 1000 personas or fewer.
     """
     if prompts and (personas or no_personas):
         raise UsageError("--prompts needs no personas: leave out --personas and --no-personas")
@@ -964,12 +977,14 @@ def take(
     if prompts:
         texts, origin = load(prompts, "prompt", seed, count)
         return [{"prompt": text} for text in texts], {"source": "none"}, origin
+    if personas:
+        texts, origin = load(personas, "persona", seed, count)
+        texts = texts[: count or DEFAULT_PROMPTS]
+        return [{"persona": text} for text in texts], origin, None
     count = count or DEFAULT_PROMPTS
     if no_personas:
         return [{"persona": None}] * count, {"source": "none"}, None
     texts, origin = builtin(seed, count), {"source": "builtin"}
-    if personas:
-        texts, origin = load(personas, "persona", seed, count)
     return [{"persona": text} for text in texts], origin, None
 
 
@@ -1012,10 +1027,13 @@ def named(settings: Settings, model: str, judge: str) -> Settings:
     return replace(settings, model=model, judge=judge if settings.labels == "self" else None)
 
 
-def context_needed(settings: Settings) -> int:
+def context_needed(settings: Settings, rows: Sequence[Mapping[str, str | None]]) -> int:
     """Return the tokens of the longest request: a judge prompt with two answers, and thoughts."""
     answers = 2 + max(settings.thinking, settings.judge_thinking)
-    return answers * settings.max_new_tokens + 2048
+    # What people brought along may be long: about three characters are a token.
+    prompt = max(len(row.get("prompt") or "") for row in rows)
+    letters = prompt + len(settings.system_prompt or "") + len(settings.judge_criteria or "")
+    return answers * settings.max_new_tokens + 2048 + letters // 3
 
 
 def run_name(model: str, settings: Settings) -> str:
@@ -1061,7 +1079,8 @@ def announce(
         tried = auditing.requests_a_prompt(settings.audit["modes"], settings.judge_orders or 2)
         more = settings.audit["prompts"] * tried + 2 * auditing.REPEATED
         audit = f" and {more:,} for the audit"
-        read += more * read // max(1, requests)
+        read += more * read // requests
+        written += more * (1 + settings.manner["thinking"] // 2)
     what = "prompts" if settings.prompts else "personas"
     say(
         f"{rows:,} {what}: up to {requests:,} requests{audit}, about {read:,} tokens to read and "
@@ -1081,7 +1100,8 @@ def expected(settings: Settings, each: Mapping[str, int]) -> tuple[int, int]:
     shown = 2 if settings.mode == "pairwise" else 1
     judged, asked = each.get("judge", 0), each.get("prompt", 0)
     read = asked * around + each["response"] * prompt + judged * (around + prompt + shown * answer)
-    written = asked * prompt + each["response"] * answer + judged
+    verdict = 1 + settings.manner["thinking"] // 2
+    written = asked * prompt + each["response"] * answer + judged * verdict
     return settings.num_prompts * read, settings.num_prompts * written
 
 

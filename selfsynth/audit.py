@@ -237,7 +237,7 @@ def accuracy(audited: Mapping[str, Any], mode: str) -> Estimate | None:
 
 
 def decide(audited: Mapping[str, Any], default: str, named: str | None) -> tuple[str, str]:
-    """Return the mode that a run takes, and what the audit says of the judge.
+    """Return the mode that a run takes, and what the audit says of the judge in it.
 
     With 40 contrasts or more, `auto` takes the best mode, and a judge whose interval holds 50 % or
     lies below it is no better than chance. With fewer there is too little to tell: the default
@@ -245,37 +245,39 @@ def decide(audited: Mapping[str, Any], default: str, named: str | None) -> tuple
 
     Args:
         default: the mode without an audit.
-        named: the mode that the user named, which then is on trial; None for `auto`.
+        named: the mode that the user named; None for `auto`.
 
     Returns:
         The mode; and BELIEVED, CHANCE or FEW.
     """
-    estimate = accuracy(audited, on_trial(audited, default, named))
+    best = audited["best"]
+    mode = named or default
+    if not named and best and (enough(audited, best) or accuracy(audited, default) is None):
+        mode = best
+    estimate = accuracy(audited, mode)
     if estimate is None:
-        return named or default, FEW
-    enough = estimate.n >= ENOUGH
-    mode = named or (audited["best"] if enough or default not in audited["modes"] else default)
-    if (estimate.low if enough else estimate.value) <= 0.5:
+        return mode, FEW
+    if (estimate.low if enough(audited, mode) else estimate.value) <= 0.5:
         return mode, CHANCE
-    return mode, BELIEVED if enough else FEW
+    return mode, BELIEVED if enough(audited, mode) else FEW
 
 
-def on_trial(audited: Mapping[str, Any], default: str, named: str | None) -> str:
-    """Return the mode by which a judge is believed: the one named, or the best that it can do."""
-    return named or audited["best"] or default
+def enough(audited: Mapping[str, Any], mode: str) -> bool:
+    """Whether a mode was tried on enough contrasts to say something about the judge."""
+    estimate = accuracy(audited, mode)
+    return estimate is not None and estimate.n >= ENOUGH
 
 
 def report(audited: Mapping[str, Any]) -> list[str]:
     """Return the audit as the lines of a table for a terminal."""
     rows = [("mode", "right", "95 % interval", *KINDS, "undecided", "first place")]
     for mode, tried in audited["modes"].items():
-        rate = accuracy(audited, mode)
-        first = tried["first"]
+        rate, first = accuracy(audited, mode), tried["first"]
         rows.append(
             (
                 mode,
-                f"{tried['right']} of {tried['asked']} ({rate.value:.0%})",
-                f"{rate.low:.0%} to {rate.high:.0%}",
+                f"{tried['right']} of {tried['asked']}" + (f" ({rate.value:.0%})" if rate else ""),
+                f"{rate.low:.0%} to {rate.high:.0%}" if rate else "",
                 *(f"{right}/{asked}" for right, asked in tried["kinds"].values()),
                 str(tried["undecided"]),
                 f"{first[0]}/{first[1]}" if first else "",
@@ -288,8 +290,9 @@ def report(audited: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def sentence(audited: Mapping[str, Any], mode: str) -> str:
-    """Spell what a mode's audit found, in one sentence."""
+def sentence(audited: Mapping[str, Any]) -> str:
+    """Spell what the audit found of the mode in use, in one sentence."""
+    mode = audited["mode"]
     if (rate := accuracy(audited, mode)) is None:
         return "there was nothing to try the judge on"
     right = audited["modes"][mode]["right"]

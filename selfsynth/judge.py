@@ -281,8 +281,6 @@ def read(
         totals = said
     best = totals.index(max(totals))
     worst = count - 1 - totals[::-1].index(min(totals))
-    if best == worst:  # all are even
-        best, worst = 0, count - 1
     one, other = sorted((best, worst))
     margin = duels[one, other] if mode == "pairwise" else totals[one] - totals[other]
     sound = margin > 0 if best < worst else margin < 0

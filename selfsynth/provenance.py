@@ -124,6 +124,8 @@ def _script(path: str) -> str:
 def _cut_value(value: str, option: str) -> str:
     if option.startswith("--") and option.endswith("-url"):
         return "<url>"
+    if option == "--system-prompt":  # words, which the card shows in full
+        return value
     value = re.sub(r"[A-Za-z][A-Za-z0-9+.-]*://\S*", "<url>", value)
     # A path that does not exist yet can look like a Hub id: after these options it never is one.
     never_on_hub = option in ("--output-dir", "--config", "--reuse")

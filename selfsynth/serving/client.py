@@ -214,10 +214,13 @@ class Client:
         """How many requests are being tried now."""
         return sum(self._in_flight.values())
 
-    async def probe(self) -> Completion:
+    async def probe(self, system: bool = False) -> Completion:
         """Check that every URL of the endpoint answers as one model, and return the answer.
 
         Somebody has to be there each time; the question itself is asked once for every URL.
+
+        Args:
+            system: ask with a system message too, to see whether the model takes one.
 
         Raises:
             SelfsynthError: no server, wrong key, unknown model, or a request it cannot take.
@@ -226,10 +229,17 @@ class Client:
         names = sorted({str(answer.model) for answer in answers})
         if len(names) > 1:
             raise SelfsynthError(f"the servers answer as different models: {', '.join(names)}")
+        if system:
+            told = [{"role": "system", "content": "Be brief."}, *PROBE.messages]
+            answers.append(await self._probe(self.endpoint.urls[0], told))
+        for answer in answers:  # also what an earlier command found out
+            self.without |= set(answer.detail.split(", ") if answer.detail else ())
         return answers[0]
 
-    async def _probe(self, url: str) -> Completion:
+    async def _probe(self, url: str, messages: list[dict[str, str]] | None = None) -> Completion:
         request = probe_of(url)
+        if messages:
+            request = request._replace(messages=messages)
         key = key_of(self.endpoint.fingerprint, request)
         stored = self.store.get([key]) if self.store is not None else {}
         try:
@@ -248,7 +258,8 @@ class Client:
             raise SelfsynthError(f"{self.endpoint.name} at {url}: {reason}") from None
         if self.store is not None and not stored:
             # Also as such, so that a finished run knows its model without asking any server.
-            asked = [(key_of(self.endpoint.fingerprint, one), one) for one in (request, PROBE)]
+            both = [request] if messages else [request, PROBE]
+            asked = [(key_of(self.endpoint.fingerprint, one), one) for one in both]
             self.store.put((key, self.endpoint.fingerprint, one, answer) for key, one in asked)
         return answer
 
@@ -562,23 +573,27 @@ async def read(response: aiohttp.ClientResponse) -> bytes:
 
 
 _THOUGHTS = re.compile(r"\s*<think(?:ing)?>(.*?)(?:</think(?:ing)?>\s*|\Z)(.*)", re.DOTALL)
-_REST_OF_THOUGHTS = re.compile(r"(.*?)</think(?:ing)?>\s*(.*)", re.DOTALL)
+# Without the opening tag: anywhere where thinking was asked for, else on a line of its own.
+_REST_OF_THOUGHTS = {
+    True: re.compile(r"(.*?)</think(?:ing)?>\s*(.*)", re.DOTALL),
+    False: re.compile(r"(.*?\n|)[ \t]*</think(?:ing)?>[ \t]*(?:\n\s*(.*)|\Z)", re.DOTALL),
+}
 
 
 def _apart(message: Mapping, content: str | None, thinking: bool) -> tuple[str | None, str | None]:
     """Return a message's thoughts, None where there are none, and its answer.
 
     Thoughts come in a field of their own, or in front of the answer between <think> tags. Some
-    chat templates write the opening tag themselves: where thinking was asked for, text in front
-    of a lone closing tag is thoughts too.
+    chat templates write the opening tag themselves: text in front of a lone closing tag is
+    thoughts too.
     """
     for name in ("reasoning_content", "reasoning"):
         if isinstance(message.get(name), str) and message[name]:
             return message[name], content or ""
-    found = _THOUGHTS.fullmatch(content or "")
-    if not found and thinking:
-        found = _REST_OF_THOUGHTS.fullmatch(content or "")
-    return (found[1].strip(), found[2]) if found else (None, content)
+    found = _THOUGHTS.fullmatch(content or "") or _REST_OF_THOUGHTS[thinking].fullmatch(
+        content or ""
+    )
+    return (found[1].strip(), found[2] or "") if found else (None, content)
 
 
 def parse(data: bytes, thinking: bool = False) -> Completion:

@@ -188,7 +188,8 @@ def serve(
             name=name,
             urls=(engine.url,),
             model=model.model,
-            fingerprint=model.fingerprint,
+            # The same weights, but not the same answers.
+            fingerprint=model.fingerprint + ("+own-sampling" if own_sampling else ""),
             engine=f"{engine.name} {engine.version}",
             licence=model.licence,
             context=engine.context,

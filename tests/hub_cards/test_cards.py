@@ -413,7 +413,6 @@ def audit_of(verdict, right=22, spread=0.25):
         "best": "rating",
         "noise": {"asked": 10, "spread": spread, "flipped": 2},
         "mode": "rating",
-        "tried": "rating",
         "verdict": verdict,
     }
 
@@ -615,7 +614,7 @@ def test_rows_that_do_not_match_are_refused(tmp_path):
     (tmp_path / "data").mkdir()
     files = write_data(tmp_path / "data", pairs, ledger)
     counts = {"asked": len(ledger), "kept": len(pairs), "dropped": reason_counts(ledger)}
-    identity = {"judge_mode": "rating"}
+    identity = {"method": "sao", "judge_mode": "rating", "judge_orders": None}
     judging = {"mode": "rating", "audit": None}
     for stated, shown in ((counts | {"kept": 1}, pairs), (counts, pairs[1:])):
         with pytest.raises(ValueError, match="rows"):

@@ -70,6 +70,9 @@ def test_places_of_more_than_two_responses():
     one_order = measure([], verdicts((2.0, -1.0, 0.5)), "pairwise", orders=1)
     assert one_order["first_position_rate"] == wilson(2, 3)
     assert one_order["order_agreement"] is None
+    unknown = measure([], verdicts((2.0, -1.0), (3.0,)), "pairwise", orders=None)
+    assert unknown["first_position_rate"] == wilson(2, 3)
+    assert unknown["order_agreement"] is None
 
 
 def test_the_noise_floor_is_the_judges_own():

@@ -328,6 +328,10 @@ def test_a_model_without_a_system_role(python, tmp_path):
         python(*arguments(server.url, tmp_path / "run", "--system-prompt", "Be brief.", n=4))
         refused = [one for one in server.requests if one.status == 400]
         assert len(refused) == 1  # found out once
+        asked = len(server.requests)
+        (tmp_path / "run/README.md").unlink()
+        python(*arguments(server.url, tmp_path / "run", "--system-prompt", "Be brief.", n=4))
+        assert len(server.requests) == asked  # and for good
     pairs, _ = sound(tmp_path / "run", 4)
     for pair in pairs:
         (turn,) = pair["prompt"]
@@ -342,6 +346,7 @@ def test_the_models_own_sampling(python, tmp_path):
             assert ("temperature" in one.body) == (one.kind == "judge")
     identity = provenance(tmp_path / "run")["identity"]
     assert identity["temperature"] is None and identity["top_p"] is None
+    assert identity["generation_defaults"] == "model"
 
 
 # Models that think
@@ -410,6 +415,9 @@ BAD = {
     "language": (["--language", "klingon"], "ISO 639-1"),
     "defaults": (["--generation-defaults", "ours"], "must be paper or model"),
     "modes": (["--audit-modes", "rating,fancy"], "'fancy' is none of"),
+    "modes of no audit": (["--judge-mode", "rating", "--audit-modes", "yesno"], "need --audit, or"),
+    "control with audit": (["--labels", "random", "--audit-prompts", "3"], "--audit-prompts means"),
+    "preview of a batch": (["--preview", "2", "--batch"], "leave out --batch"),
     "one response": (["--num-responses", "1"], "--num-responses"),
     "preview": (["--preview", "0"], "--preview"),
     "timeout": (["--timeout", "0"], "--timeout"),

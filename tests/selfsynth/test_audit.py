@@ -198,6 +198,20 @@ def test_requests_that_fail_are_nobodys_fault():
     assert decide(found, "rating", None) == ("rating", FEW)
 
 
+def test_a_mode_that_no_request_fits_is_left_out():
+    async def ask(requests):
+        return [
+            Completion(None, failure="context_exceeded")
+            if "<response_1>" in request.messages[0]["content"]
+            else Completion("1", top_logprobs=[["5", -0.5 - len(str(request)) / 9999], ["1", -1]])
+            for request in requests
+        ]
+
+    found = asyncio.run(audit.audit(ask, answers(12), MODES[:2], MANNER, "pairwise"))
+    assert found["modes"]["pairwise"]["asked"] == 0 and found["mode"] == "rating"
+    assert "0 of 0" in report(found)[1]
+
+
 def test_verdicts_are_asked_again_as_other_requests():
     _, asked = judged(judge_right, ["rating"])
     first = [request for request in asked if not request.repeat]
@@ -263,8 +277,8 @@ def audited(asked=44, **right):
         (audited(pairwise=20, rating=40), "pairwise", "pairwise", ("pairwise", CHANCE)),
         (audited(pairwise=20, rating=40), "pairwise", "rating", ("rating", BELIEVED)),
         # Few contrasts: the usual mode stays.
-        (audited(12, rating=5, yesno=11), "rating", None, ("rating", FEW)),
-        (audited(12, rating=5, yesno=6), "rating", None, ("rating", CHANCE)),
+        (audited(12, rating=7, yesno=11), "rating", None, ("rating", FEW)),
+        (audited(12, rating=6, yesno=11), "rating", None, ("rating", CHANCE)),  # it is in use
         (audited(12, rating=5, yesno=7), "pairwise", None, ("yesno", FEW)),  # it was not tried
         (audited(39, rating=39), "rating", None, ("rating", FEW)),
         (audited(40, rating=27), "rating", None, ("rating", BELIEVED)),
@@ -282,11 +296,11 @@ def test_what_is_said_of_it():
     assert lines[0].split()[:2] == ["mode", "right"]
     assert "40 of 44 (91%)" in lines[2] and "10/11" in lines[2]
     low, high = wilson(40, 44)[1:3]
-    assert sentence(found, "rating") == (
+    assert sentence(found | {"mode": "rating"}) == (
         "in mode rating the judge was right in 40 of 44 contrasts "
         f"(90.9 %, 95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
     )
-    assert "nothing to try" in sentence(audited(0), "pairwise")
+    assert "nothing to try" in sentence(audited(0) | {"mode": "pairwise"})
     assert report(audited(0)) == report(audited(0))[:1]
 
 

@@ -69,6 +69,7 @@ def _elsewhere(tmp_path, monkeypatch):
         # URLs
         (["--base-url", "https://host.example/v1"], "--base-url '<url>'"),
         (["--base-url=https://host.example/v1"], "'--base-url=<url>'"),
+        (["--system-prompt", "yes and/or no"], "--system-prompt 'yes and/or no'"),
         (["--judge-base-url", "http://me:secret@10.0.0.1:8000/v1"], "--judge-base-url '<url>'"),
         (["--judge-base-url=http://me:secret@10.0.0.1/v1"], "'--judge-base-url=<url>'"),
         (

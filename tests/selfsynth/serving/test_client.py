@@ -817,7 +817,10 @@ def chat(content, logprobs=None, **message):
         ("<thinking>Hm</thinking> 1", True, "Hm", "1"),
         ("<think>cut of", False, "cut of", ""),
         ("Hm.</think>\n2", True, "Hm.", "2"),  # the template wrote the opening tag
+        ("Hm.\n</think>\n\nYes.", False, "Hm.", "Yes."),  # also where it was not asked for
+        ("\n</think>", False, "", ""),
         ("Close it with </think>.", False, None, "Close it with </think>."),
+        ("In a line:\n</think> closes it.", False, None, "In a line:\n</think> closes it."),
         ("I <think> so", True, None, "I <think> so"),
         ("<think>a</think>b</think>c", True, "a", "b</think>c"),
         ("", True, None, ""),
@@ -881,6 +884,20 @@ def test_a_system_message_moves_where_there_is_no_role_for_it(error):
         sent = [one.body["messages"] for one in server.requests]
         assert [len(messages) for messages in sent] == [2, 1, 1, 1]
         assert sent[-1] == [{"role": "user", "content": "Be brief.\n\nWhy?"}]
+
+
+def test_that_there_is_no_system_role_is_known_to_the_next_command(tmp_path):
+    async def run(server):
+        with Store(tmp_path / "s.sqlite") as store:
+            async with client_of(server, store) as client:
+                await client.probe(system=True)
+                return client.without
+
+    with ModelServer(system_role=False, refuse=["seed"]) as server:
+        first = asyncio.run(run(server))
+        sent = len(server.requests)
+        assert first == {"system", "seed"}
+        assert asyncio.run(run(server)) == first and len(server.requests) == sent
 
 
 def test_the_length_of_the_context_is_taken_from_the_list_of_models():
