@@ -1,9 +1,22 @@
-"""The flags that more than one command has, each declared once: the same name, the same meaning."""
+"""Flags that more than one command has, each declared once, and what is made of their values."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from pipelines.personas import builtin
+from pipelines.sources import load
+from selfsynth.errors import UsageError
+from selfsynth.runs import RunFolder
+from selfsynth.schema import JUDGE_MODES
+from selfsynth.serving import Model as FoundModel
+from selfsynth.serving import find
+
+LONGEST_CRITERIA = 4000  # characters
+DEFAULT_PROMPTS = 1000
 
 Model = Annotated[
     str,
@@ -97,3 +110,107 @@ Reuse = Annotated[
     list[Path] | None,
     typer.Option(help="folder of another run whose answers are not asked for again; repeatable"),
 ]
+
+
+def no_flags_before(context: typer.Context) -> None:
+    """Refuse flags in front of the name of another command: they would mean nothing there."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"{flag} stands before {context.invoked_subcommand}: put it after")
+
+
+def sampling(
+    temperature: float | None, top_p: float | None, defaults: str
+) -> tuple[float | None, float | None]:
+    """Return temperature and top-p; None leaves one to the model's own settings."""
+    if defaults not in ("paper", "model"):
+        raise UsageError(f"--generation-defaults must be paper or model, not {defaults}")
+    if defaults == "paper":
+        temperature = 0.6 if temperature is None else temperature
+        top_p = 1.0 if top_p is None else top_p
+    if not all(math.isfinite(one) for one in (temperature, top_p) if one is not None):
+        raise UsageError("--temperature and --top-p must be finite numbers")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UsageError(f"--top-p must be above 0 and at most 1, not {top_p}")
+    return temperature, top_p
+
+
+def find_models(
+    model: str,
+    base_url: list[str] | None,
+    api_key_env: str | None,
+    judge: str | None,
+    judge_base_url: list[str] | None,
+    judge_api_key_env: str | None,
+    batch: bool,
+) -> tuple[FoundModel, FoundModel]:
+    """Look up the model and its judge, one and the same object when it judges itself."""
+    if judge is None and (judge_base_url or judge_api_key_env):
+        raise UsageError("--judge-base-url and --judge-api-key-env need --judge")
+    if batch and not (base_url or judge_base_url):
+        raise UsageError("--batch is for servers: it needs a --base-url")
+    generator = find(model, base_url or (), api_key_env)
+    judge_model = find(judge, judge_base_url or (), judge_api_key_env) if judge else generator
+    return generator, generator if judge_model == generator else judge_model
+
+
+def take(
+    personas: str | None, no_personas: bool, prompts: str | None, seed: int, count: int | None
+) -> tuple[list[dict[str, str | None]], dict, dict | None]:
+    """Return the rows to begin with, and where personas and prompts come from.
+
+    Args:
+        count: how many; None takes all prompts of the user's own, and 1000 personas or fewer.
+    """
+    if prompts and (personas or no_personas):
+        raise UsageError("--prompts needs no personas: leave out --personas and --no-personas")
+    if personas and no_personas:
+        raise UsageError("--personas and --no-personas exclude each other")
+    if prompts:
+        texts, origin = load(prompts, "prompt", seed, count)
+        return [{"prompt": text} for text in texts], {"source": "none"}, origin
+    if personas:
+        texts, origin = load(personas, "persona", seed, count)
+        texts = texts[: count or DEFAULT_PROMPTS]
+        return [{"persona": text} for text in texts], origin, None
+    count = count or DEFAULT_PROMPTS
+    if no_personas:
+        return [{"persona": None}] * count, {"source": "none"}, None
+    texts, origin = builtin(seed, count), {"source": "builtin"}
+    return [{"persona": text} for text in texts], origin, None
+
+
+def modes_of(text: str | None, named: str = "auto") -> list[str]:
+    """Return the modes in a list such as `rating,yesno`, all without one; a named one is tried."""
+    if text is None:
+        return list(JUDGE_MODES)
+    modes = [mode.strip() for mode in text.split(",")]
+    if unknown := [mode for mode in modes if mode not in JUDGE_MODES]:
+        raise UsageError(f"--audit-modes: {unknown[0]!r} is none of {', '.join(JUDGE_MODES)}")
+    return list(dict.fromkeys(modes if named == "auto" else [named, *modes]))
+
+
+def read_criteria(path: Path) -> str:
+    """Return the user's own criteria for the judge."""
+    try:
+        text = path.read_text(encoding="utf-8-sig").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--judge-criteria: {path} cannot be read ({error})") from None
+    if not text:
+        raise UsageError(f"--judge-criteria: {path} is empty")
+    if len(text) > LONGEST_CRITERIA:
+        raise UsageError(
+            f"--judge-criteria: {path} has {len(text):,} characters, at most {LONGEST_CRITERIA:,}"
+        )
+    return text
+
+
+def stores_of(reuse: Sequence[Path] | None) -> list[Path]:
+    """Return the stores of other runs."""
+    stores = [RunFolder(one).store for one in reuse or ()]
+    for path in stores:
+        if not path.is_file():
+            raise UsageError(f"--reuse: {path.parent.parent} is not the folder of a run")
+    return stores

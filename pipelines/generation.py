@@ -402,6 +402,29 @@ def summary(counts: Mapping[str, Any]) -> str:
     return f"{line} ({dropped})" if dropped else line
 
 
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Show whole rows on the terminal."""
+    for row in rows:
+        ledger, pair = row["ledger"], row["pair"]
+        say("")
+        say(f"— row {ledger['index'] + 1}: {ledger['status']} {ledger['reason'] or ''}".rstrip())
+        for name in ("persona", "prompt"):
+            if ledger[name]:
+                say(f"{name}: {ledger[name]}")
+        for number, text in enumerate(ledger["responses"], start=1):
+            role = ""
+            if pair and text in (pair["chosen"][0]["content"], pair["rejected"][0]["content"]):
+                role = " (chosen)" if text == pair["chosen"][0]["content"] else " (rejected)"
+            say(f"response {number}{role}: {text}")
+        if ledger["verdicts"]:
+            scores = ["none" if score is None else f"{score:.3f}" for score in ledger["scores"]]
+            say(
+                f"verdicts: {', '.join(map(repr, ledger['verdicts']))}; scores: {', '.join(scores)}"
+            )
+    say("")
+    say("a preview: nothing was kept")
+
+
 def tell(run: RunFolder, counts: Mapping[str, Any]) -> None:
     """Say on the terminal what the run folder holds and what to do with it."""
     say("")

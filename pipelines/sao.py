@@ -47,9 +47,7 @@ from pipelines.distilabel_steps import (
 )
 from pipelines.languages import NAMES, code_of
 from pipelines.merging import merge_runs
-from pipelines.personas import builtin
 from pipelines.prompts import LABEL, Seen, parse, refused, unusable
-from pipelines.sources import load
 from selfsynth import audit as auditing
 from selfsynth import judge as judging
 from selfsynth.config import ConfigOption
@@ -62,10 +60,8 @@ from selfsynth.serving import (
     Budget,
     Completion,
     Done,
-    Model,
     Request,
     Store,
-    find,
     without_system,
 )
 
@@ -80,8 +76,6 @@ FORM = f"""\
 not answer it. Start with "{LABEL}" and write nothing after the prompt."""
 
 LONGEST_PERSONA = 4000  # characters, about 1,000 tokens
-LONGEST_CRITERIA = 4000
-DEFAULT_PROMPTS = 1000
 AUDITED_ALONE = 12
 """Prompts of `sao.py audit`: up to 48 contrasts."""
 
@@ -666,7 +660,7 @@ def main(
 ) -> None:
     """Make a preference dataset from nothing but a model."""
     if context.invoked_subcommand:
-        return no_flags_before(context)
+        return flags.no_flags_before(context)
     if labels not in LABELS:
         raise UsageError(f"--labels must be one of {', '.join(LABELS)}, not {labels}")
     if judge_mode not in ("auto", *JUDGE_MODES):
@@ -693,14 +687,16 @@ def main(
         raise UsageError("--min-margin is in the unit of the judge's mode: name a --judge-mode too")
     if not (math.isfinite(min_margin) and math.isfinite(timeout)):
         raise UsageError("--min-margin and --timeout must be finite numbers")
-    temperature, top_p = sampling(temperature, top_p, generation_defaults)
-    generator, judge_model = find_models(
+    temperature, top_p = flags.sampling(temperature, top_p, generation_defaults)
+    generator, judge_model = flags.find_models(
         *(model, base_url, api_key_env, judge, judge_base_url, judge_api_key_env, batch)
     )
     num_prompts = preview or num_prompts
-    rows, personas_origin, prompts_origin = take(personas, no_personas, prompts, seed, num_prompts)
+    rows, personas_origin, prompts_origin = flags.take(
+        personas, no_personas, prompts, seed, num_prompts
+    )
     default = "rating" if judge_model.embedded else "pairwise"
-    audited_modes = modes_of(audit_modes, judge_mode)
+    audited_modes = flags.modes_of(audit_modes, judge_mode)
     settings = Settings(
         model="",
         judge="",
@@ -720,7 +716,7 @@ def main(
         judge_orders=judge_orders
         if labels == "self" and judge_mode in ("auto", "pairwise")
         else None,
-        judge_criteria=judge_criteria and read_criteria(judge_criteria),
+        judge_criteria=judge_criteria and flags.read_criteria(judge_criteria),
         judge_thinking=judge_thinking,
         audit=None,
         min_margin=min_margin,
@@ -733,7 +729,7 @@ def main(
         most = auditing.affordable(len(rows) * sum(each.values()), audited_modes, judge_orders)
         prompts_tried = min(len(rows), audit_prompts or most)
         settings = replace(settings, audit={"modes": audited_modes, "prompts": prompts_tried})
-    lent = stores_of(reuse)
+    lent = flags.stores_of(reuse)
     with ExitStack() as stack:
         folder = output_dir or Path("runs/sao", run_name(model, settings))
         if preview:
@@ -787,7 +783,7 @@ def main(
             requests_a_row(settings),
         )
         if preview:
-            return show(made)
+            return generation.show(made)
         pairs = [row["pair"] for row in made if row["pair"]]
         ledger = [row["ledger"] for row in made]
         engines = {"model": models.model.engine, "judge": models.judge.engine}
@@ -843,18 +839,18 @@ def audit_alone(
     debug: DebugOption = False,
 ) -> None:
     """Try a judge on contrasts, print the table, and the audit as JSON on stdout."""
-    temperature, top_p = sampling(temperature, top_p, generation_defaults)
-    generator, judge_model = find_models(
+    temperature, top_p = flags.sampling(temperature, top_p, generation_defaults)
+    generator, judge_model = flags.find_models(
         *(model, base_url, api_key_env, judge, judge_base_url, judge_api_key_env, batch)
     )
     # Some answers will be of no use: the audit takes half as many again.
     asked = audit_prompts + audit_prompts // 2 + 1
-    rows, personas_origin, prompts_origin = take(
+    rows, personas_origin, prompts_origin = flags.take(
         personas, no_personas, prompts, seed, None if personas or prompts else asked
     )
     rows = rows[:asked]
     default = "rating" if judge_model.embedded else "pairwise"
-    modes = modes_of(audit_modes)
+    modes = flags.modes_of(audit_modes)
     settings = Settings(
         model="",
         judge="",
@@ -872,7 +868,7 @@ def audit_alone(
         labels="self",
         judge_mode="auto",
         judge_orders=judge_orders,
-        judge_criteria=judge_criteria and read_criteria(judge_criteria),
+        judge_criteria=judge_criteria and flags.read_criteria(judge_criteria),
         judge_thinking=judge_thinking,
         audit={"modes": modes, "prompts": audit_prompts},
         min_margin=0.0,
@@ -881,7 +877,7 @@ def audit_alone(
         mode=default,
     )
     folder = output_dir or Path("runs/audit", f"{slug(judge or model)}-s{seed}")
-    lent = stores_of(reuse)
+    lent = flags.stores_of(reuse)
     with RunFolder(folder) as run, Store(run.store, lent) as store:
         serving = generation.served(
             *(run, store, generator, judge_model, concurrency, context_needed(settings, rows)),
@@ -916,110 +912,6 @@ def merge(
 
 
 # What the commands are made of.
-
-
-def no_flags_before(context: typer.Context) -> None:
-    """Refuse flags in front of the name of another command: they would mean nothing there."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            flag = "--" + name.replace("_", "-")
-            raise UsageError(f"{flag} stands before {context.invoked_subcommand}: put it after")
-
-
-def sampling(
-    temperature: float | None, top_p: float | None, defaults: str
-) -> tuple[float | None, float | None]:
-    """Return temperature and top-p; None leaves one to the model's own settings."""
-    if defaults not in ("paper", "model"):
-        raise UsageError(f"--generation-defaults must be paper or model, not {defaults}")
-    if defaults == "paper":
-        temperature = 0.6 if temperature is None else temperature
-        top_p = 1.0 if top_p is None else top_p
-    if not all(math.isfinite(one) for one in (temperature, top_p) if one is not None):
-        raise UsageError("--temperature and --top-p must be finite numbers")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise UsageError(f"--top-p must be above 0 and at most 1, not {top_p}")
-    return temperature, top_p
-
-
-def find_models(
-    model: str,
-    base_url: list[str] | None,
-    api_key_env: str | None,
-    judge: str | None,
-    judge_base_url: list[str] | None,
-    judge_api_key_env: str | None,
-    batch: bool,
-) -> tuple[Model, Model]:
-    """Look up the model and its judge, one and the same object when it judges itself."""
-    if judge is None and (judge_base_url or judge_api_key_env):
-        raise UsageError("--judge-base-url and --judge-api-key-env need --judge")
-    if batch and not (base_url or judge_base_url):
-        raise UsageError("--batch is for servers: it needs a --base-url")
-    generator = find(model, base_url or (), api_key_env)
-    judge_model = find(judge, judge_base_url or (), judge_api_key_env) if judge else generator
-    return generator, generator if judge_model == generator else judge_model
-
-
-def take(
-    personas: str | None, no_personas: bool, prompts: str | None, seed: int, count: int | None
-) -> tuple[list[dict[str, str | None]], dict, dict | None]:
-    """Return the rows to begin with, and where personas and prompts come from.
-
-    Args:
-        count: how many; None takes all prompts of the user's own, and 1000 personas or fewer.
-    """
-    if prompts and (personas or no_personas):
-        raise UsageError("--prompts needs no personas: leave out --personas and --no-personas")
-    if personas and no_personas:
-        raise UsageError("--personas and --no-personas exclude each other")
-    if prompts:
-        texts, origin = load(prompts, "prompt", seed, count)
-        return [{"prompt": text} for text in texts], {"source": "none"}, origin
-    if personas:
-        texts, origin = load(personas, "persona", seed, count)
-        texts = texts[: count or DEFAULT_PROMPTS]
-        return [{"persona": text} for text in texts], origin, None
-    count = count or DEFAULT_PROMPTS
-    if no_personas:
-        return [{"persona": None}] * count, {"source": "none"}, None
-    texts, origin = builtin(seed, count), {"source": "builtin"}
-    return [{"persona": text} for text in texts], origin, None
-
-
-def modes_of(text: str | None, named: str = "auto") -> list[str]:
-    """Return the modes in a list such as `rating,yesno`, all without one; a named one is tried."""
-    if text is None:
-        return list(JUDGE_MODES)
-    modes = [mode.strip() for mode in text.split(",")]
-    if unknown := [mode for mode in modes if mode not in JUDGE_MODES]:
-        raise UsageError(f"--audit-modes: {unknown[0]!r} is none of {', '.join(JUDGE_MODES)}")
-    return list(dict.fromkeys(modes if named == "auto" else [named, *modes]))
-
-
-def read_criteria(path: Path) -> str:
-    """Return the user's own criteria for the judge."""
-    try:
-        text = path.read_text(encoding="utf-8-sig").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--judge-criteria: {path} cannot be read ({error})") from None
-    if not text:
-        raise UsageError(f"--judge-criteria: {path} is empty")
-    if len(text) > LONGEST_CRITERIA:
-        raise UsageError(
-            f"--judge-criteria: {path} has {len(text):,} characters, at most {LONGEST_CRITERIA:,}"
-        )
-    return text
-
-
-def stores_of(reuse: Sequence[Path] | None) -> list[Path]:
-    """Return the stores of other runs."""
-    stores = [RunFolder(one).store for one in reuse or ()]
-    for path in stores:
-        if not path.is_file():
-            raise UsageError(f"--reuse: {path.parent.parent} is not the folder of a run")
-    return stores
 
 
 def named(settings: Settings, model: str, judge: str) -> Settings:
@@ -1103,29 +995,6 @@ def expected(settings: Settings, each: Mapping[str, int]) -> tuple[int, int]:
     verdict = 1 + settings.manner["thinking"] // 2
     written = asked * prompt + each["response"] * answer + judged * verdict
     return settings.num_prompts * read, settings.num_prompts * written
-
-
-def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Show whole rows on the terminal."""
-    for row in rows:
-        ledger, pair = row["ledger"], row["pair"]
-        say("")
-        say(f"— row {ledger['index'] + 1}: {ledger['status']} {ledger['reason'] or ''}".rstrip())
-        for name in ("persona", "prompt"):
-            if ledger[name]:
-                say(f"{name}: {ledger[name]}")
-        for number, text in enumerate(ledger["responses"], start=1):
-            role = ""
-            if pair and text in (pair["chosen"][0]["content"], pair["rejected"][0]["content"]):
-                role = " (chosen)" if text == pair["chosen"][0]["content"] else " (rejected)"
-            say(f"response {number}{role}: {text}")
-        if ledger["verdicts"]:
-            scores = ["none" if score is None else f"{score:.3f}" for score in ledger["scores"]]
-            say(
-                f"verdicts: {', '.join(map(repr, ledger['verdicts']))}; scores: {', '.join(scores)}"
-            )
-    say("")
-    say("a preview: nothing was kept")
 
 
 def facts(models: generation.Served, settings: Settings) -> dict[str, Any]:
