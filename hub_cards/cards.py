@@ -92,10 +92,13 @@ def write_dataset_card(
             accuracy=accuracy,
             audit=audit,
             facts=facts,
+            failed_contrasts=audit
+            and any(one["asked"] < audit["contrasts"] for one in audit["modes"].values()),
             files=files,
             identity=identity,
             infos=infos,
             in_words=in_words(pairs),
+            judge_asked=any(row["judge_mode"] in JUDGE_MODES for row in pairs),
             models_wrote_prompts=not any(run["prompts"] for run in runs),
             measured=measured,
             mode=mode,

@@ -18,6 +18,15 @@ NOISE = 0.04
 floor where none was measured."""
 
 
+_UNJUDGED = (
+    "request_failed",
+    "context_exceeded",
+    # Rows that were judged in their run, and left when it was merged with others.
+    "prompt_repeated",
+    "prompt_near_duplicate",
+)
+
+
 def measure(
     pairs: Sequence[Mapping],
     ledger: Sequence[Mapping],
@@ -41,7 +50,7 @@ def measure(
         dropped: rows by reason, in the order of `selfsynth.schema.REASONS`.
         repeated_prompt_rate, near_duplicate_rate: share of the rows with a prompt that left with
             `prompt_repeated`, `prompt_near_duplicate`.
-        judged: rows of which the judge was asked.
+        judged: rows of which the judge was asked, and heard.
         judged_kept, tie_rate, unreadable_rate: shares of the judged rows that are kept, that left
             with `verdict_tie`, and with `verdict_unreadable` or `verdict_missing`.
         first_position_rate: share of the verdicts that favour the response shown first; None
@@ -62,7 +71,7 @@ def measure(
     """
     dropped = reason_counts(ledger)
     written = [row for row in ledger if (row["prompt"] or "").strip()]
-    judged = [row for row in ledger if row["verdicts"]]
+    judged = [row for row in ledger if row["verdicts"] and row["reason"] not in _UNJUDGED]
     places = (
         [comparison for row in judged for comparison in _places(row, orders or 1)]
         if judge_mode == "pairwise"

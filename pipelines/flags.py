@@ -18,11 +18,25 @@ from selfsynth.serving import find
 LONGEST_CRITERIA = 4000  # characters
 DEFAULT_PROMPTS = 1000
 
+
+def _given(param: typer.CallbackParam, value: str | None) -> str | None:
+    """Refuse an empty value: most likely it stands for a shell variable that is not set."""
+    flag = "--" + param.name.replace("_", "-")
+    if value is not None and not value.strip():
+        raise UsageError(f"{flag} is empty")
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{flag} is not UTF-8") from None
+    return value
+
+
 Model = Annotated[
     str,
     typer.Option(
+        callback=_given,
         help="embedded or embedded-1.5b; a GGUF (path or REPO:FILE.gguf, or "
-        "BASE.gguf+LORA.gguf); a Hub id or folder; with --base-url a server's name for it"
+        "BASE.gguf+LORA.gguf); a Hub id or folder; with --base-url a server's name for it",
     ),
 ]
 BaseUrl = Annotated[
@@ -32,7 +46,8 @@ ApiKeyEnv = Annotated[
     str | None, typer.Option(help="environment variable that holds the servers' key")
 ]
 Judge = Annotated[
-    str | None, typer.Option(help="another model as the judge; default: the model itself")
+    str | None,
+    typer.Option(callback=_given, help="another model as the judge; default: the model itself"),
 ]
 JudgeBaseUrl = Annotated[
     list[str] | None, typer.Option(help="URL of the judge's server; repeatable")
@@ -43,7 +58,8 @@ JudgeApiKeyEnv = Annotated[
 Personas = Annotated[
     str | None,
     typer.Option(
-        help="FILE.jsonl, FILE.txt or HUB_DATASET[@REV] (column persona); default: our own sampler"
+        callback=_given,
+        help="FILE.jsonl, FILE.txt or HUB_DATASET[@REV] (column persona); default: our own sampler",
     ),
 ]
 NoPersonas = Annotated[
@@ -53,11 +69,13 @@ NoPersonas = Annotated[
 Prompts = Annotated[
     str | None,
     typer.Option(
-        help="take the prompts from FILE.jsonl, FILE.txt or HUB_DATASET[@REV] (column prompt)"
+        callback=_given,
+        help="take the prompts from FILE.jsonl, FILE.txt or HUB_DATASET[@REV] (column prompt)",
     ),
 ]
 Language = Annotated[
-    str | None, typer.Option(help="language of prompts and personas: de, German, …")
+    str | None,
+    typer.Option(callback=_given, help="language of prompts and personas: de, German, …"),
 ]
 Temperature = Annotated[
     float | None, typer.Option(min=0.0, max=2.0, help="of prompts and responses; default 0.6")
@@ -70,7 +88,10 @@ GenerationDefaults = Annotated[
     ),
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="tokens an answer may have")]
-SystemPrompt = Annotated[str | None, typer.Option(help="system prompt of the responses")]
+SystemPrompt = Annotated[
+    str | None,
+    typer.Option(callback=_given, help="system prompt of the responses"),
+]
 Thinking = Annotated[
     bool, typer.Option("--thinking", help="a thinking model may think before it writes")
 ]
@@ -84,7 +105,8 @@ JudgeCriteria = Annotated[
     Path | None, typer.Option(help="a text file with the criteria; default: the paper's four")
 ]
 AuditModes = Annotated[
-    str | None, typer.Option(help="modes to try, such as rating,yesno; default: all three")
+    str | None,
+    typer.Option(callback=_given, help="modes to try, such as rating,yesno; default: all three"),
 ]
 AuditPrompts = Annotated[
     int | None, typer.Option(min=1, help="prompts to try the judge on; default: by the run's size")
@@ -118,7 +140,9 @@ def no_flags_before(context: typer.Context) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             flag = "--" + name.replace("_", "-")
-            raise UsageError(f"{flag} stands before {context.invoked_subcommand}: put it after")
+            raise UsageError(
+                f"{flag} stands before {context.invoked_subcommand}: flags come after it"
+            )
 
 
 def sampling(

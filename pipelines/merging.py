@@ -31,8 +31,8 @@ def merge_runs(
     """
     if len(folders) < 2:
         raise UsageError("merge takes at least two runs")
-    if output_dir.resolve() in [folder.resolve() for folder in folders]:
-        raise UsageError("--output-dir must be a new folder: a run is never edited")
+    if any(output_dir.resolve().is_relative_to(folder.resolve()) for folder in folders):
+        raise UsageError("--output-dir must lie outside the runs: a run is never edited")
     parents = [_parent(folder) for folder in folders]
     if len({parent["provenance_sha256"] for parent in parents}) < len(parents):
         raise UsageError("the same run is named twice")
@@ -83,9 +83,12 @@ def merge_runs(
 
 def _parent(folder: Path) -> dict[str, Any]:
     run = RunFolder(folder)
+    if not run.requests.is_dir():
+        raise UsageError(f"{folder} is not the folder of a run")
     if run.complete() is None:
         raise SelfsynthError(
-            f"{folder} holds no finished dataset: run its own command again to finish it"
+            f"{folder} holds no finished dataset, or not the files that its card names: run its "
+            "own command again, which goes on where it ended"
         )
     made = run.published()
     if "judging" not in made:

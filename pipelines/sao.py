@@ -527,7 +527,8 @@ def audit_judge(
     some = list(rows[: prompts + prompts // 2 + 1])  # some of them will be of no use
     path = models.run.requests / "audited.json"
     path.write_text(json.dumps(some), encoding="utf-8")
-    say(f"the judge is audited first, on {prompts} prompts in mode {', '.join(modes)}")
+    prompts_said = f"{prompts} prompt" + ("s" if prompts > 1 else "")
+    say(f"the judge is audited first, on {prompts_said} in mode {', '.join(modes)}")
     asked = {role: each for role, each in requests_a_row(settings).items() if role != "judge"}
     found, _ = models.ask(
         lambda socket: declare(settings, path, socket, models.batch_size(len(some)), judged=False),
@@ -681,8 +682,8 @@ def main(
             raise UsageError(f"--labels {labels} asks no judge: {', '.join(given)} means nothing")
     if judge_mode != "auto" and not audit and (audit_modes or audit_prompts):
         raise UsageError("--audit-modes and --audit-prompts need --audit, or --judge-mode auto")
-    if preview and batch:
-        raise UsageError("--preview keeps nothing, and a batch takes hours: leave out --batch")
+    if preview and (batch or audit):
+        raise UsageError("--preview keeps nothing: leave out --batch and --audit")
     if min_margin and judge_mode == "auto":
         raise UsageError("--min-margin is in the unit of the judge's mode: name a --judge-mode too")
     if not (math.isfinite(min_margin) and math.isfinite(timeout)):
@@ -691,10 +692,10 @@ def main(
     generator, judge_model = flags.find_models(
         *(model, base_url, api_key_env, judge, judge_base_url, judge_api_key_env, batch)
     )
-    num_prompts = preview or num_prompts
     rows, personas_origin, prompts_origin = flags.take(
-        personas, no_personas, prompts, seed, num_prompts
+        personas, no_personas, prompts, seed, None if preview else num_prompts
     )
+    rows = rows[:preview]
     default = "rating" if judge_model.embedded else "pairwise"
     audited_modes = flags.modes_of(audit_modes, judge_mode)
     settings = Settings(
@@ -766,7 +767,7 @@ def main(
         if counts := run.complete():  # of a model whose name its lost store would have known
             say("finished already: nothing was asked")
             return generation.tell(run, counts)
-        announce(settings, each, price_in, price_out)
+        announce(settings, rows, each, price_in, price_out)
         if dry_run:
             return
         run.write_config(made_as, sys.argv)
@@ -893,10 +894,13 @@ def audit_alone(
                 named(settings, models.model.model, models.judge.model),
                 judge_logprobs=models.judge_logprobs,
             )
+            made_as = settings.identity() | {"method": "sao audit"}
+            run.check_identity(made_as)
+            run.write_config(made_as, sys.argv)
             audited, _ = audit_judge(models, settings, rows, default)
     print(json.dumps({"model": settings.model, "judge": settings.judge, **audited}, indent=2))
     raise typer.Exit(
-        {auditing.BELIEVED: 0, auditing.CHANCE: 1, auditing.FEW: 4}[audited["verdict"]]
+        {auditing.BELIEVED: 0, auditing.CHANCE: 3, auditing.FEW: 4}[audited["verdict"]]
     )
 
 
@@ -925,7 +929,8 @@ def context_needed(settings: Settings, rows: Sequence[Mapping[str, str | None]])
     # What people brought along may be long: about three characters are a token.
     prompt = max(len(row.get("prompt") or "") for row in rows)
     letters = prompt + len(settings.system_prompt or "") + len(settings.judge_criteria or "")
-    return answers * settings.max_new_tokens + 2048 + letters // 3
+    # But every slot of an engine takes memory for it: a few giants are dropped instead.
+    return answers * settings.max_new_tokens + 2048 + min(letters // 3, 8192)
 
 
 def run_name(model: str, settings: Settings) -> str:
@@ -961,11 +966,15 @@ def wording(settings: Settings) -> dict[str, str]:
 
 
 def announce(
-    settings: Settings, each: Mapping[str, int], price_in: float, price_out: float
+    settings: Settings,
+    rows: Sequence[Mapping[str, str | None]],
+    each: Mapping[str, int],
+    price_in: float,
+    price_out: float,
 ) -> None:
     """Say how many requests are coming, about how many tokens, and what they cost."""
-    rows, requests = settings.num_prompts, settings.num_prompts * sum(each.values())
-    read, written = expected(settings, each)
+    requests = len(rows) * sum(each.values())
+    read, written = expected(settings, rows, each)
     audit = ""
     if settings.audit:
         tried = auditing.requests_a_prompt(settings.audit["modes"], settings.judge_orders or 2)
@@ -973,22 +982,26 @@ def announce(
         audit = f" and {more:,} for the audit"
         read += more * read // requests
         written += more * (1 + settings.manner["thinking"] // 2)
-    what = "prompts" if settings.prompts else "personas"
+    what = ("prompt" if settings.prompts else "persona") + ("s" if len(rows) > 1 else "")
     say(
-        f"{rows:,} {what}: up to {requests:,} requests{audit}, about {read:,} tokens to read and "
-        f"{written:,} to write"
+        f"{len(rows):,} {what}: up to {requests:,} requests{audit}, about {read:,} tokens to read "
+        f"and {written:,} to write"
     )
     if price_in or price_out:
         say(f"about {(read * price_in + written * price_out) / 1e6:,.2f} in all")
 
 
-def expected(settings: Settings, each: Mapping[str, int]) -> tuple[int, int]:
+def expected(
+    settings: Settings, rows: Sequence[Mapping[str, str | None]], each: Mapping[str, int]
+) -> tuple[int, int]:
     """Return about how many tokens will be read and written, without the audit.
 
     From runs of small models: a prompt has about 60 tokens, an answer half of what it may, and
-    the texts around them 150.
+    the texts around them 150. Of the user's own prompts, four letters are a token.
     """
     prompt, answer, around = 60, min(settings.max_new_tokens, 1024) // 2, 150
+    if settings.prompts:
+        prompt = sum(len(row["prompt"]) for row in rows) // (4 * len(rows)) + 1
     shown = 2 if settings.mode == "pairwise" else 1
     judged, asked = each.get("judge", 0), each.get("prompt", 0)
     read = asked * around + each["response"] * prompt + judged * (around + prompt + shown * answer)

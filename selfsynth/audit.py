@@ -170,9 +170,7 @@ async def _try(
     """Try one mode: what the audit keeps of it, and the judgements themselves."""
     judgements = await _judge(ask, mode, made, manner)
     answered = [
-        (one, found)
-        for one, found in zip(made, judgements, strict=True)
-        if found.reason not in ("request_failed", "context_exceeded")
+        (one, found) for one, found in zip(made, judgements, strict=True) if _answered(found)
     ]
     right = Counter(one.kind for one, found in answered if found.winner == one.place)
     asked = Counter(one.kind for one, _ in answered)
@@ -190,6 +188,11 @@ async def _try(
         "first": [places.count(0), len(places)] if mode == "pairwise" else None,
     }
     return tried, judgements
+
+
+def _answered(found: judge.Judgement) -> bool:
+    """Whether the judge was heard: what did not reach it is not its fault."""
+    return found.reason not in ("request_failed", "context_exceeded")
 
 
 async def _judge(
@@ -217,7 +220,11 @@ async def _ask_again(
     # In another order, so that each has other neighbours in the engine's batch than it had.
     some = random.Random(0).sample(range(len(made)), min(REPEATED, len(made)))  # noqa: S311
     again = await _judge(ask, mode, [made[number] for number in some], manner, repeat=1)
-    both = [(before[number], found) for number, found in zip(some, again, strict=True)]
+    both = [
+        (before[number], found)
+        for number, found in zip(some, again, strict=True)
+        if _answered(before[number]) and _answered(found)
+    ]
     moved = [
         abs(one.margin - other.margin)
         for one, other in both

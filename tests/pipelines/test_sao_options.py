@@ -150,11 +150,13 @@ def test_audit_alone(python, tmp_path):
         asked = len(server.requests)
         again = python(*command)
         assert json.loads(again.stdout) == told and len(server.requests) == asked + 0
-        few = python(*command, "--audit-prompts", 2, status=4)
-        assert json.loads(few.stdout)["verdict"] == "too few to tell"
+        few = [*command, "--audit-prompts", 2, "--audit-modes", "rating"]
+        assert "audit.prompts: 12 there, 2 here" in python(*few, status=2).stderr
+        few[few.index(tmp_path / "run")] = tmp_path / "few"
+        assert json.loads(python(*few, status=4).stdout)["verdict"] == "too few to tell"
     with ModelServer(judge="tie") as server:
         command[command.index("--base-url") + 1] = server.url
-        weak = python(*command[:-1], tmp_path / "weak", status=1)
+        weak = python(*command[:-1], tmp_path / "weak", status=3)
         assert json.loads(weak.stdout)["verdict"] == "no better than chance"
 
 
@@ -419,9 +421,13 @@ BAD = {
     "control with audit": (["--labels", "random", "--audit-prompts", "3"], "--audit-prompts means"),
     "preview of a batch": (["--preview", "2", "--batch"], "leave out --batch"),
     "one response": (["--num-responses", "1"], "--num-responses"),
+    "empty": (["--prompts", ""], "--prompts is empty"),
+    "blank": (["--system-prompt", " \n"], "--system-prompt is empty"),
+    "not UTF-8": (["--system-prompt", "a\udcff"], "--system-prompt is not UTF-8"),
+    "preview of an audit": (["--preview", "2", "--audit"], "leave out --batch and --audit"),
     "preview": (["--preview", "0"], "--preview"),
     "timeout": (["--timeout", "0"], "--timeout"),
-    "before": (["audit"], "stands before audit: put it after"),
+    "before": (["audit"], "stands before audit: flags come after"),
     "no command": (["frobnicate"], "frobnicate"),
 }
 
@@ -468,7 +474,9 @@ def test_merge(audited, plain, python, tmp_path):
     two = ["pipelines/sao.py", "merge", one, one, "--output-dir", tmp_path / "x"]
     assert "named twice" in python(*two, status=2).stderr
     assert "at least two" in python(*two[:3], *two[4:], status=2).stderr
-    assert "no finished dataset" in python(*two[:3], tmp_path, *two[4:], status=1).stderr
+    assert "not the folder of a run" in python(*two[:3], tmp_path, *two[4:], status=2).stderr
+    inside = ["pipelines/sao.py", "merge", one, plain, "--output-dir", one / "x"]
+    assert "outside the runs" in python(*inside, status=2).stderr
     assert not (tmp_path / "x").exists()
 
 
