@@ -32,7 +32,7 @@ from common import (
     timed,
 )
 
-from pipelines.personas import choose
+from pipelines.personas import builtin
 from selfsynth.serving import PROBE, Store
 from selfsynth.serving.client import body_of
 
@@ -53,7 +53,7 @@ def ours(folder: Path, prompts: int) -> tuple[float, float, int]:
 def stock(folder: Path, prompts: int) -> tuple[float, int]:
     """Return stock distilabel's requests a second until the rows are there, and their number."""
     personas = folder / "personas.json"
-    personas.write_text(json.dumps(choose(None, 0, prompts)[0]), encoding="utf-8")
+    personas.write_text(json.dumps(builtin(0, prompts)), encoding="utf-8")
     with instant_server() as url:
         run = Run(["benchmarks/stock.py", url, personas], mark="rows are there")
         asked = stats(url)

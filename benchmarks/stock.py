@@ -17,7 +17,7 @@ from distilabel.pipeline import Pipeline
 from distilabel.steps import LoadDataFromDicts
 from distilabel.steps.tasks import TextGeneration
 
-from pipelines.sao import PROMPT_FOR_PROMPT
+from pipelines.sao import prompt_for_prompt
 from selfsynth import judge as judging
 
 COLUMNS = {"one": "{{ one }}", "other": "{{ other }}", "prompt": "{{ prompt }}"}
@@ -51,7 +51,7 @@ def declare(url: str, personas: list[str]) -> Pipeline:
     with Pipeline("stock") as pipeline:
         (
             LoadDataFromDicts(data=[{"persona": persona} for persona in personas])
-            >> task(url, "prompt", PROMPT_FOR_PROMPT.replace("{persona}", "{{ persona }}"),
+            >> task(url, "prompt", prompt_for_prompt("{{ persona }}", None),
                     ["persona"], 0, **SAMPLED)
             >> task(url, "one", COLUMNS["prompt"], ["prompt"], 1, **SAMPLED)
             >> task(url, "other", COLUMNS["prompt"], ["prompt"], 2, **SAMPLED)

@@ -20,7 +20,7 @@ import json
 import aiohttp
 from common import Table, conclude, flags, inputs, median, scratch
 
-from pipelines.personas import choose
+from pipelines.personas import builtin
 from selfsynth import judge as judging
 from selfsynth.serving import Request, find, serve
 from selfsynth.serving.client import body_of
@@ -30,7 +30,7 @@ TARGET, SLOTS, CONTEXT = 2.0, 8, 4096
 
 def pairs(count: int, words: int) -> list[tuple[str, list[str]]]:
     """Return prompts with two responses each, all of them different texts."""
-    people, texts = iter(choose(None, 0, 1000 + 40 * count)[0]), []
+    people, texts = iter(builtin(0, 1000 + 40 * count)), []
     for _ in range(count):
         prompt, responses = next(people), []
         for _ in range(2):
