@@ -88,6 +88,7 @@ _REFUSALS = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 SHORTEST = 3  # words
+LONGEST_REFUSAL = 60
 SHINGLE = 5  # words
 SAME = 0.8  # Jaccard similarity of shingles
 
@@ -123,6 +124,11 @@ def parse(text: str) -> str:
 def refused(text: str) -> bool:
     """Whether a text is a refusal (in English) and not what was asked for."""
     return bool(_REFUSALS.match(text.replace("’", "'")))
+
+
+def is_refusal(answer: str) -> bool:
+    """Whether an answer is a refusal and nothing else: many excuse themselves and go on."""
+    return refused(answer) and len(_WORDS.findall(answer)) <= LONGEST_REFUSAL
 
 
 def unusable(prompt: str) -> str | None:

@@ -47,7 +47,7 @@ from pipelines.distilabel_steps import (
 )
 from pipelines.languages import NAMES, code_of
 from pipelines.merging import merge_runs
-from pipelines.prompts import LABEL, Seen, parse, refused, unusable
+from pipelines.prompts import LABEL, Seen, is_refusal, parse, unusable
 from selfsynth import audit as auditing
 from selfsynth import judge as judging
 from selfsynth.config import ConfigOption
@@ -524,7 +524,7 @@ def audit_judge(
     """
     modes, prompts = settings.audit["modes"], settings.audit["prompts"]
     named = settings.judge_mode if settings.judge_mode != "auto" else None
-    some = list(rows[: prompts + prompts // 2 + 1])  # some of them will be of no use
+    some = list(rows[: 2 * prompts])  # some of them will be of no use
     path = models.run.requests / "audited.json"
     path.write_text(json.dumps(some), encoding="utf-8")
     prompts_said = f"{prompts} prompt" + ("s" if prompts > 1 else "")
@@ -542,7 +542,7 @@ def audit_judge(
             request_seed(settings.seed, row["index"], "judge"),
         )
         for row in found
-        if row["usable"] and not refused(row["responses"][row["usable"][0]])
+        if row["usable"] and not is_refusal(row["responses"][row["usable"][0]])
     ]
     answers.sort(key=lambda answer: not auditing.has_all_contrasts(answer.response))
     audited, done = models.ask_judge(
@@ -844,8 +844,7 @@ def audit_alone(
     generator, judge_model = flags.find_models(
         *(model, base_url, api_key_env, judge, judge_base_url, judge_api_key_env, batch)
     )
-    # Some answers will be of no use: the audit takes half as many again.
-    asked = audit_prompts + audit_prompts // 2 + 1
+    asked = 2 * audit_prompts  # some answers will be of no use
     rows, personas_origin, prompts_origin = flags.take(
         personas, no_personas, prompts, seed, None if personas or prompts else asked
     )

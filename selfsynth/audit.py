@@ -244,11 +244,12 @@ def accuracy(audited: Mapping[str, Any], mode: str) -> Estimate | None:
 
 
 def decide(audited: Mapping[str, Any], default: str, named: str | None) -> tuple[str, str]:
-    """Return the mode that a run takes, and what the audit says of the judge in it.
+    """Return the mode that a run takes, and what the audit says of the judge.
 
-    With 40 contrasts or more, `auto` takes the best mode, and a judge whose interval holds 50 % or
-    lies below it is no better than chance. With fewer there is too little to tell: the default
-    mode stays, and an estimate of 50 % or less is enough to doubt the judge.
+    On trial is the mode that the user named, or the best. With 40 contrasts or more, `auto` takes
+    the best, and a judge whose interval holds 50 % or lies below it is no better than chance. With
+    fewer there is too little to tell modes apart: the default stays, and an estimate of 50 % or
+    less of the best is enough to doubt the judge.
 
     Args:
         default: the mode without an audit.
@@ -258,21 +259,15 @@ def decide(audited: Mapping[str, Any], default: str, named: str | None) -> tuple
         The mode; and BELIEVED, CHANCE or FEW.
     """
     best = audited["best"]
-    mode = named or default
-    if not named and best and (enough(audited, best) or accuracy(audited, default) is None):
-        mode = best
-    estimate = accuracy(audited, mode)
+    estimate = accuracy(audited, named or best) if named or best else None
     if estimate is None:
-        return mode, FEW
-    if (estimate.low if enough(audited, mode) else estimate.value) <= 0.5:
+        return named or default, FEW
+    enough = estimate.n >= ENOUGH
+    usual = default if accuracy(audited, default) else best
+    mode = named or (best if enough else usual)
+    if (estimate.low if enough else estimate.value) <= 0.5:
         return mode, CHANCE
-    return mode, BELIEVED if enough(audited, mode) else FEW
-
-
-def enough(audited: Mapping[str, Any], mode: str) -> bool:
-    """Whether a mode was tried on enough contrasts to say something about the judge."""
-    estimate = accuracy(audited, mode)
-    return estimate is not None and estimate.n >= ENOUGH
+    return mode, BELIEVED if enough else FEW
 
 
 def report(audited: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipelines.prompts import SAME, Seen, hash_64, normalised, parse, unusable
+from pipelines.prompts import SAME, Seen, hash_64, is_refusal, normalised, parse, unusable
 from selfsynth.schema import REASONS
 
 fixed = settings(derandomize=True, deadline=None, database=None)
@@ -524,3 +524,16 @@ def test_20_000_prompts_of_40_words(capsys):
     with capsys.disabled():
         print(f"[20,000 distinct prompts of 40 words: {seconds:.1f} s]", end=" ")
     assert seconds < 60
+
+
+@pytest.mark.parametrize(
+    ("answer", "refusal"),
+    [
+        ("I'm sorry, but I can't assist with that.", True),
+        ("As an AI language model, I cannot discuss topics related to personal matters.", True),
+        ("As an AI language model, I do not dance. " + "But here is how to begin. " * 20, False),
+        ("To help your friend, write a short letter.", False),
+    ],
+)
+def test_an_answer_that_goes_on_is_no_refusal(answer, refusal):
+    assert is_refusal(answer) == refusal

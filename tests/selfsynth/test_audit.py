@@ -278,7 +278,8 @@ def audited(asked=44, **right):
         (audited(pairwise=20, rating=40), "pairwise", "rating", ("rating", BELIEVED)),
         # Few contrasts: the usual mode stays.
         (audited(12, rating=7, yesno=11), "rating", None, ("rating", FEW)),
-        (audited(12, rating=6, yesno=11), "rating", None, ("rating", CHANCE)),  # it is in use
+        (audited(12, rating=5, yesno=11), "rating", None, ("rating", FEW)),  # which few can be
+        (audited(12, rating=5, yesno=6), "rating", None, ("rating", CHANCE)),
         (audited(12, rating=5, yesno=7), "pairwise", None, ("yesno", FEW)),  # it was not tried
         (audited(39, rating=39), "rating", None, ("rating", FEW)),
         (audited(40, rating=27), "rating", None, ("rating", BELIEVED)),
