@@ -593,7 +593,7 @@ LICENCES = {
     "its file": ({"source": "file", "name": "Persona-Hub.jsonl"}, ["no commercial"], []),
     "another": (
         {"source": "hub", "repo": "a/b", "licence": None},
-        ["`a/b`: not known to selfsynth"],
+        ["`a/b`: licence not known to selfsynth"],
         ["NC-SA"],
     ),
 }

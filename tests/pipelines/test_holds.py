@@ -185,7 +185,7 @@ def test_a_disk_that_fills_up(disk, undisturbed, when):
 
 
 def test_a_disk_that_is_too_small_for_the_workers(disk, undisturbed):
-    disk.fill(leave=700_000)
+    disk.fill(leave=520_000)
     with ModelServer() as server:
         command = arguments(server.url, disk.seen / "run", n=N)
         stopped = disk.python(*command)

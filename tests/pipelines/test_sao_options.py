@@ -474,7 +474,9 @@ def test_merge(audited, plain, python, tmp_path):
     two = ["pipelines/sao.py", "merge", one, one, "--output-dir", tmp_path / "x"]
     assert "named twice" in python(*two, status=2).stderr
     assert "at least two" in python(*two[:3], *two[4:], status=2).stderr
-    assert "not the folder of a run" in python(*two[:3], tmp_path, *two[4:], status=2).stderr
+    (tmp_path / "no-run").mkdir()
+    foreign = [*two[:3], tmp_path / "no-run", *two[4:]]
+    assert "not the folder of a run" in python(*foreign, status=2).stderr
     inside = ["pipelines/sao.py", "merge", one, plain, "--output-dir", one / "x"]
     assert "outside the runs" in python(*inside, status=2).stderr
     assert not (tmp_path / "x").exists()
