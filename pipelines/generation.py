@@ -128,8 +128,13 @@ class Served:
         async with self._client(self.judge, asyncio.Semaphore(self.concurrency)) as client:
 
             async def ask(requests: Sequence[Request]) -> Sequence[Completion]:
-                done.expected += len(requests)
-                return await client.complete(requests, done.add)
+                # The same request in two places is one, and counts as one.
+                keys = [key_of(self.judge.fingerprint, request) for request in requests]
+                distinct = dict(zip(keys, requests, strict=True))
+                done.expected += len(distinct)
+                answers = await client.complete(list(distinct.values()), done.add)
+                found = dict(zip(distinct, answers, strict=True))
+                return [found[key] for key in keys]
 
             task = asyncio.create_task(work(ask))
             try:

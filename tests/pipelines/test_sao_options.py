@@ -88,12 +88,13 @@ def test_the_mode_is_chosen_on_evidence(audited):
 
 
 def test_the_audit_costs_no_more_than_it_may(audited):
-    _, server, _ = audited
+    folder, server, _ = audited
     probe, own_verdicts = 1, 2 * N
     assert kinds(server)["judge"] - probe - own_verdicts <= 200
     # What it asks of the model is the run's own, and paid for once.
     assert kinds(server)["prompt"] == N and kinds(server)["response"] == 2 * N
     assert server.counts()["repeats"] <= 20  # the verdicts asked again for the noise floor
+    assert provenance(folder)["tokens"]["audit"]["requests"] <= 200
 
 
 def test_a_named_mode_is_not_audited_unless_asked(python, tmp_path):
