@@ -15,7 +15,7 @@ sao: $(VENV)/sao
 	    --audit-modes rating,yesno --audit-prompts 3
 
 test: $(VENV)/test lint
-	$(BIN)/python -m pytest --numprocesses 4
+	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal
 
 lint: $(VENV)/test
 	$(BIN)/ruff check .
