@@ -190,6 +190,7 @@ class Client:
         self.context = self.endpoint.context
         self._asked: dict[str, asyncio.Future[Completion]] = {}
         self._unsaved: list[tuple[tuple, asyncio.Future]] = []
+        self._store_failure: Exception | None = None
         self._failures_in_a_row = 0
 
     async def __aenter__(self) -> "Client":
@@ -317,6 +318,8 @@ class Client:
 
     async def _ask(self, key: str, request: Request) -> Completion:
         async with self.limit:
+            if self._store_failure:  # what cannot be kept is not to be paid for
+                raise self._store_failure
             try:
                 once = partial(self._try, request=request)
                 answer = await self._persist(once, self.endpoint.urls, TRIES)
@@ -464,6 +467,7 @@ class Client:
         try:
             self.store.put([row for row, _ in group])
         except Exception as error:  # whatever it is, those who wait must hear of it
+            self._store_failure = error
             for _, saved in group:
                 if not saved.done():
                     saved.set_exception(error)

@@ -162,6 +162,23 @@ def test_the_body_says_what_the_request_says(one):
         assert all(math.exp(logprob) <= 1 for _, logprob in answer.top_logprobs)
 
 
+def test_nothing_more_is_asked_when_answers_cannot_be_kept(tmp_path):
+    class Full(Store):
+        def put(self, answers):
+            raise SelfsynthError("the disk is full")
+
+    async def run(server):
+        with Full(tmp_path / "s.sqlite") as store:
+            async with client_of(server, store, limit=3) as client:
+                with pytest.raises(SelfsynthError, match="disk is full"):
+                    await client.complete(requests(40))
+                await asyncio.sleep(0.2)
+
+    with ModelServer(delay=0.01) as server:
+        asyncio.run(run(server))
+        assert len(server.requests) <= 3  # in flight when the first could not be kept
+
+
 def test_key_goes_to_its_endpoint_alone():
     with ModelServer(api_key="first-key") as one, ModelServer() as other, ModelServer() as none:
 
