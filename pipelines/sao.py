@@ -511,6 +511,24 @@ def requests_a_row(settings: Settings) -> dict[str, int]:
     return found
 
 
+def ask_for(
+    models: generation.Served,
+    settings: Settings,
+    rows: Sequence[Mapping[str, Any]],
+    judged: bool = True,
+) -> tuple[list[dict[str, Any]], dict[str, Done]]:
+    """Run the method on rows, and return those of its last step and what was done in each role."""
+    path = models.run.requests / "rows.json"
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    requests = requests_a_row(settings)
+    if not judged:
+        requests.pop("judge", None)
+    size = models.batch_size(len(rows))
+    return models.ask(
+        lambda socket: declare(settings, path, socket, size, judged), len(rows), requests
+    )
+
+
 # The judge audit: before the run, on its first rows.
 
 
@@ -525,16 +543,9 @@ def audit_judge(
     modes, prompts = settings.audit["modes"], settings.audit["prompts"]
     named = settings.judge_mode if settings.judge_mode != "auto" else None
     some = list(rows[: 2 * prompts])  # some of them will be of no use
-    path = models.run.requests / "audited.json"
-    path.write_text(json.dumps(some), encoding="utf-8")
     prompts_said = f"{prompts} prompt" + ("s" if prompts > 1 else "")
     say(f"the judge is audited first, on {prompts_said} in mode {', '.join(modes)}")
-    asked = {role: each for role, each in requests_a_row(settings).items() if role != "judge"}
-    found, _ = models.ask(
-        lambda socket: declare(settings, path, socket, models.batch_size(len(some)), judged=False),
-        len(some),
-        asked,
-    )
+    found, _ = ask_for(models, settings, some, judged=False)
     answers = [
         auditing.Answer(
             row["prompt"],
@@ -776,13 +787,7 @@ def main(
             audited, used["audit"] = audit_judge(models, settings, rows, default)
             check_judge(audited, settings, accept_weak_judge)
             settings = replace(settings, mode=audited["mode"])
-        path = run.requests / "rows.json"
-        path.write_text(json.dumps(rows), encoding="utf-8")
-        made, done = models.ask(
-            lambda socket: declare(settings, path, socket, models.batch_size(len(rows))),
-            len(rows),
-            requests_a_row(settings),
-        )
+        made, done = ask_for(models, settings, rows)
         if preview:
             return generation.show(made)
         pairs = [row["pair"] for row in made if row["pair"]]
