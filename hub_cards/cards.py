@@ -19,20 +19,18 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 from datasets import DatasetInfo, Features, SplitDict, SplitInfo
 from datasets.info import DatasetInfosDict
 from huggingface_hub import DatasetCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hub_cards.measures import NOISE, margins_of, measure, text_of
+from hub_cards.parts import BEGIN, END, join_card
 from hub_cards.pictures import draw_ledger, draw_lengths, draw_margins
 from selfsynth.audit import BELIEVED, CHANCE, accuracy, noise_floor, sentence
 from selfsynth.progress import duration
 from selfsynth.schema import JUDGE_MODES, LEDGER_SCHEMA, PAIR_SCHEMA, REASONS
 from selfsynth.stats import Estimate
-
-BEGIN, END = "<!-- selfsynth:begin -->", "<!-- selfsynth:end -->"
 
 FEW_PAIRS = 1000
 SAMPLE_CHARACTERS = 600
@@ -118,8 +116,7 @@ def write_dataset_card(
             cautions=cautions(pairs, measured, provenance, noise),
         )
     )
-    dumped = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
-    card = f"---\n{dumped}---\n\n{BEGIN}\n{body.strip()}\n{END}\n"
+    card = join_card(metadata, f"{BEGIN}\n{body.strip()}\n{END}\n")
     (stage / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -135,8 +132,11 @@ def front_matter(
     No licence is named: nobody has said yet what the licence of a model's own texts is. Files are
     named one by one because `datasets` caches by this text: new rows need new words here.
     """
-    models = dict.fromkeys(run["model"] for run in runs_of(identity))
+    runs = runs_of(identity)
+    models = dict.fromkeys(run["model"] for run in runs)
     base = [one for model in models for one in _hub_ids(model)]
+    brought = [run.get(name) or {} for run in runs for name in ("personas", "prompts")]
+    sources = list(dict.fromkeys(one["repo"] for one in brought if one.get("source") == "hub"))
     described = DatasetCardData()
     DatasetInfosDict(infos).to_dataset_card_data(described)
     return {
@@ -146,6 +146,7 @@ def front_matter(
         "task_categories": ["text-generation", "reinforcement-learning"],
         "size_categories": [size_category(rows)],
         **({"base_model": base[0] if len(base) == 1 else base} if base else {}),
+        **({"source_datasets": sources} if sources else {}),
         "configs": [
             {
                 "config_name": config,

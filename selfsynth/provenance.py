@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import selfsynth
 
@@ -64,13 +65,21 @@ def build(
 
 def differences(old: Mapping, new: Mapping) -> list[str]:
     """Name the keys in which two identities differ, each with both values."""
+    return [f"{key}: {there!r} there, {here!r} here" for key, there, here in changes(old, new)]
+
+
+def changes(old: Mapping, new: Mapping) -> list[tuple[str, Any, Any]]:
+    """Return the keys in which two identities differ, with the old and the new value.
+
+    A key inside another is `outer.inner`; a missing value is "none".
+    """
     found = []
     for key in dict.fromkeys([*old, *new]):
         there, here = old.get(key, "none"), new.get(key, "none")
         if isinstance(there, Mapping) and isinstance(here, Mapping):
-            found += [f"{key}.{one}" for one in differences(there, here)]
+            found += [(f"{key}.{inner}", *both) for inner, *both in changes(there, here)]
         elif there != here:
-            found.append(f"{key}: {there!r} there, {here!r} here")
+            found.append((key, there, here))
     return found
 
 

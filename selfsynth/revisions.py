@@ -4,9 +4,17 @@ A tag can be moved and a branch moves by itself, a commit cannot. Whatever is lo
 is resolved to its commit first, and the commit is what provenance keeps.
 """
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from selfsynth.errors import SelfsynthError, UsageError
+
+if TYPE_CHECKING:
+    import datasets
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -39,26 +47,140 @@ def resolve(repo: str, revision: str | None = None, repo_type: str = "dataset") 
     if revision and _COMMIT.fullmatch(revision):
         return revision
     from huggingface_hub import HfApi
+
+    named = _named(repo, revision, repo_type)
+    with hub_errors(named):
+        commit = HfApi().repo_info(repo, revision=revision, repo_type=repo_type, timeout=30).sha
+    if not commit:
+        raise SelfsynthError(f"{named}: the Hub names no commit for it")
+    return commit
+
+
+def locate(
+    source: str, revision: str | None = None, repo_type: str = "dataset"
+) -> tuple[str, str | None]:
+    """Return a Hub id and the commit of a version, or a folder on this disk and None.
+
+    Args:
+        source: a folder, or `ID[@REVISION]` on the Hub; what is a folder here is one.
+        revision: of a Hub id, when it is not in `source`.
+    """
+    if os.path.isdir(source):
+        if revision:
+            raise UsageError(f"{source} is a folder: it has no revision {revision!r}")
+        return source, None
+    repo, named = split_revision(source)
+    if named and revision and named != revision:
+        raise UsageError(f"{source} names another revision than {revision}")
+    if not _REPO.fullmatch(repo):
+        raise UsageError(f"{source!r} is no folder here, and not a Hub id (NAME/REPOSITORY)")
+    return repo, resolve(repo, revision or named, repo_type)
+
+
+def fetch(
+    source: str,
+    revision: str | None = None,
+    repo_type: str = "dataset",
+    files: list[str] | None = None,
+    into: Path | None = None,
+) -> tuple[Path, str | None]:
+    """Return a folder that holds a version, and its commit (None for a folder of this disk).
+
+    What comes from the Hub lies in a folder of its own for each commit. Offline, a commit that
+    was fetched before is found; a tag or branch is refused, for nobody could say what it is now.
+
+    Args:
+        source, revision, repo_type: see `locate`.
+        files: patterns of the files that are needed; all without.
+        into: a folder to download to, past the cache.
+
+    Raises:
+        UsageError: neither a folder nor a Hub id.
+        SelfsynthError: the Hub does not have it, or does not give it.
+    """
+    repo, commit = locate(source, revision, repo_type)
+    if commit is None:
+        return Path(repo), None
+    from huggingface_hub import snapshot_download
+
+    with hub_errors(_named(repo, revision or commit, repo_type)):
+        folder = snapshot_download(
+            repo, repo_type=repo_type, revision=commit, allow_patterns=files, local_dir=into
+        )
+    return Path(folder), commit
+
+
+def load(
+    source: str, revision: str | None = None, config: str | None = None, split: str | None = None
+) -> tuple["datasets.Dataset | datasets.DatasetDict", str | None]:
+    """Load a dataset as `datasets.load_dataset` does, but never another version than the one named.
+
+    `datasets` falls back to whatever its cache holds of a repository, of any version, when the Hub
+    does not answer. Here every file that it is about to read must be one of the commit.
+
+    Returns:
+        All splits, or the one named; and the commit, None for a folder of this disk.
+
+    Raises:
+        UsageError: neither a folder nor a Hub id.
+        SelfsynthError: the Hub does not have it or does not give it, or it is no dataset.
+    """
+    import datasets
+
+    repo, commit = locate(source, revision)
+    if commit is None:
+        with hub_errors(source):
+            return datasets.load_dataset(repo, config, split=split), None
+    named = _named(repo, revision or commit, "dataset")
+    with hub_errors(named):
+        builder = datasets.load_dataset_builder(repo, config, revision=commit)
+        files = [one for some in (builder.config.data_files or {}).values() for one in some]
+        if not files or not all(f"@{commit}/" in one for one in files):
+            raise SelfsynthError(f"{named}: the Hub did not give its files, only a cache did")
+        builder.download_and_prepare()
+        return builder.as_dataset(split=split), commit
+
+
+@contextmanager
+def hub_errors(named: str) -> Iterator[None]:
+    """Turn what goes wrong with the Hub into one line about `named`."""
     from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
         HFValidationError,
+        IncompleteSnapshotError,
+        OfflineModeIsEnabled,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
-    named = f"{repo_type} {repo}" + (f"@{revision}" if revision else "")
     try:
-        commit = HfApi().repo_info(repo, revision=revision, repo_type=repo_type, timeout=30).sha
+        yield
+    except SelfsynthError:
+        raise
     except HFValidationError as error:
-        raise UsageError(f"{repo!r} is not a Hub id: {' '.join(str(error).split())}") from None
+        raise UsageError(f"{named} is not a Hub id: {_line(error)}") from None
     except RevisionNotFoundError:
         raise SelfsynthError(f"{named}: no such revision on the Hub") from None
+    except GatedRepoError:
+        raise SelfsynthError(
+            f"{named}: access must be asked for on the Hub, or HF_TOKEN may not read it"
+        ) from None
     except RepositoryNotFoundError:
         raise SelfsynthError(
             f"{named}: no such repository on the Hub, or HF_TOKEN may not read it"
         ) from None
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise SelfsynthError(f"{named}: the Hub did not answer ({reason[:200]})") from error
-    if not commit:
-        raise SelfsynthError(f"{named}: the Hub names no commit for it")
-    return commit
+    except (OfflineModeIsEnabled, IncompleteSnapshotError) as error:
+        raise SelfsynthError(f"{named}: it is not whole in the cache ({_line(error)})") from None
+    except EntryNotFoundError as error:
+        raise SelfsynthError(f"{named}: {_line(error)}") from None
+    except Exception as error:  # datasets, its readers and the network share no base
+        raise SelfsynthError(f"{named}: the Hub did not answer ({_line(error)})") from error
+
+
+def _named(repo: str, revision: str | None, repo_type: str) -> str:
+    return f"{repo_type} {repo}" + (f"@{revision}" if revision else "")
+
+
+def _line(error: BaseException) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:200]

@@ -100,7 +100,7 @@ class RunFolder:
             return None
         counts = self.published()["counts"]
         files = self.files()
-        whole = bool(files) and all(map(_is_whole, files))
+        whole = bool(files) and all(map(self.is_whole, files))
         return counts if whole and not counts["dropped"].get("request_failed") else None
 
     def files(self) -> list[Path]:
@@ -108,6 +108,11 @@ class RunFolder:
         text = self.card.read_text(encoding="utf-8")
         named = re.findall(r"^ *(?:- )?path: (data/\S+)$", text, re.MULTILINE)
         return [self.path / name for name in named]
+
+    @staticmethod
+    def is_whole(parquet: Path) -> bool:
+        """Whether a data file is there and has the SHA-256 that its name carries."""
+        return parquet.is_file() and parquet.stem.endswith("-" + _sha256(parquet)[:8])
 
     def published(self) -> dict:
         """Return the provenance of the finished dataset."""
@@ -279,11 +284,6 @@ def _write_parquet(folder: Path, stem: str, rows: list, schema: pa.Schema) -> st
     name = f"{stem}-{_sha256(part)[:8]}.parquet"
     part.rename(folder / name)
     return name
-
-
-def _is_whole(parquet: Path) -> bool:
-    """Whether a data file is there and has the SHA-256 that its name carries."""
-    return parquet.is_file() and parquet.stem.endswith("-" + _sha256(parquet)[:8])
 
 
 def _sha256(path: Path) -> str:
