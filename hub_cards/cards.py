@@ -129,24 +129,12 @@ def front_matter(
 ) -> dict[str, Any]:
     """Return the card's metadata, as the Hub and `datasets` read it.
 
-    No licence is named: nobody has said yet what the licence of a model's own texts is. Files are
-    named one by one because `datasets` caches by this text: new rows need new words here.
+    Files are named one by one because `datasets` caches by this text: new rows need new words here.
     """
-    runs = runs_of(identity)
-    models = dict.fromkeys(run["model"] for run in runs)
-    base = [one for model in models for one in _hub_ids(model)]
-    brought = [run.get(name) or {} for run in runs for name in ("personas", "prompts")]
-    sources = list(dict.fromkeys(one["repo"] for one in brought if one.get("source") == "hub"))
     described = DatasetCardData()
     DatasetInfosDict(infos).to_dataset_card_data(described)
     return {
-        "pretty_name": visible(f"SAO preference pairs by {facts['model_name']}", keep=""),
-        **({"language": list(facts["languages"])} if facts["languages"] else {}),
-        "tags": ["synthetic", "preference", "dpo", "distilabel", "sao", "selfsynth"],
-        "task_categories": ["text-generation", "reinforcement-learning"],
-        "size_categories": [size_category(rows)],
-        **({"base_model": base[0] if len(base) == 1 else base} if base else {}),
-        **({"source_datasets": sources} if sources else {}),
+        **about(rows, identity, facts),
         "configs": [
             {
                 "config_name": config,
@@ -158,6 +146,27 @@ def front_matter(
             for config, named in files.items()
         ],
         "dataset_info": described["dataset_info"],
+    }
+
+
+def about(rows: int, identity: Mapping, facts: Mapping) -> dict[str, Any]:
+    """Return the metadata that says what a dataset is: all that is known before it is made.
+
+    No licence is named: nobody has said yet what the licence of a model's own texts is.
+    """
+    runs = runs_of(identity)
+    models = dict.fromkeys(run["model"] for run in runs)
+    base = [one for model in models for one in _hub_ids(model)]
+    brought = [run.get(name) or {} for run in runs for name in ("personas", "prompts")]
+    sources = list(dict.fromkeys(one["repo"] for one in brought if one.get("source") == "hub"))
+    return {
+        "pretty_name": visible(f"SAO preference pairs by {facts['model_name']}", keep=""),
+        **({"language": list(facts["languages"])} if facts["languages"] else {}),
+        "tags": ["synthetic", "preference", "dpo", "distilabel", "sao", "selfsynth"],
+        "task_categories": ["text-generation", "reinforcement-learning"],
+        "size_categories": [size_category(rows)],
+        **({"base_model": base[0] if len(base) == 1 else base} if base else {}),
+        **({"source_datasets": sources} if sources else {}),
     }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hub_cards.cards import rate_cells, runs_of
+from hub_cards.cards import runs_of
 from hub_cards.measures import measure, text_of
 from selfsynth.errors import SelfsynthError
 from selfsynth.provenance import changes
@@ -67,7 +67,10 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
     lines += ["settings:" if found["settings"] else "settings: the same"]
     lines += [f"  {key}: {_word(a)} → {_word(b)}" for key, a, b in found["settings"]]
     lines += ["statistics:" if found["statistics"] else "statistics: the same"]
-    lines += [f"  {name}: {_cell(a)} → {_cell(b)}" for name, (a, b) in found["statistics"].items()]
+    lines += [
+        f"  {name}: {_cell(name, a)} → {_cell(name, b)}"
+        for name, (a, b) in found["statistics"].items()
+    ]
     return lines
 
 
@@ -109,13 +112,11 @@ def _estimate(one: Estimate | None) -> dict[str, Any] | None:
     return one and {"value": one.value, "low": one.low, "high": one.high, "n": one.n}
 
 
-def _cell(value: Any) -> str:
+def _cell(name: str, value: Any) -> str:
     if isinstance(value, Mapping):
-        if 0 <= value["low"] and value["high"] <= 1:
-            return (
-                rate_cells(Estimate(**value)).replace(" | ", " (", 1).replace(" | ", ", n ") + ")"
-            )
-        return f"{value['value']:.1f} ({value['low']:.1f} to {value['high']:.1f}, n {value['n']:,})"
+        scale, unit = (100, " %") if name in STATISTICS.values() else (1, "")
+        numbers = [f"{scale * value[key]:.1f}{unit}" for key in ("value", "low", "high")]
+        return f"{numbers[0]} ({numbers[1]} to {numbers[2]}, n {value['n']:,})"
     if value is None:
         return "none"
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"

@@ -134,6 +134,16 @@ Reuse = Annotated[
 ]
 
 
+PushToHub = Annotated[
+    bool, typer.Option("--push-to-hub", help="publish the dataset as the next version: v1, v2, …")
+]
+RepoId = Annotated[
+    str | None,
+    typer.Option(callback=_given, help="on the Hub; default: your own name and sao-<model>"),
+]
+Private = Annotated[bool, typer.Option("--private", help="make the Hub repository private")]
+
+
 def no_flags_before(context: typer.Context) -> None:
     """Refuse flags in front of the name of another command: they would mean nothing there."""
     for name in context.params:

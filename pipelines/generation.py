@@ -18,10 +18,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import hub_cards.publish
 from hub_cards import write_dataset_card
+from hub_cards.publish import check, publish
 from pipelines.distilabel_steps import ALL, BATCH, Pipeline, end, read_rows, start
 from selfsynth import provenance
-from selfsynth.errors import SelfsynthError
+from selfsynth.errors import SelfsynthError, UsageError, may_stop_again
 from selfsynth.progress import Progress, duration, say
 from selfsynth.runs import RunFolder, write_data
 from selfsynth.schema import check_dataset, reason_counts
@@ -428,6 +430,44 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
             )
     say("")
     say("a preview: nothing was kept")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where on the Hub a dataset goes."""
+
+    repo_id: str
+    private: bool
+
+
+def target_of(
+    push_to_hub: bool, repo_id: str | None, private: bool, default: str, metadata: Mapping
+) -> Target | None:
+    """Return where a dataset goes once it is made, after checking that it can; None: nowhere.
+
+    Args:
+        default: the repository's name where the user named none.
+        metadata: what its card will say, as far as that is known.
+
+    Raises:
+        UsageError: flags that mean nothing, or no repository id.
+        SelfsynthError: the Hub would not take it (see `hub_cards.publish.check`).
+    """
+    if not push_to_hub:
+        if repo_id or private:
+            raise UsageError("--repo-id and --private need --push-to-hub")
+        return None
+    return Target(check(repo_id or default, "dataset", private, metadata), private)
+
+
+def deliver(run: RunFolder, counts: Mapping[str, Any], target: Target | None) -> None:
+    """Say what was made, and publish it where that was asked for."""
+    tell(run, counts)
+    if target:
+        may_stop_again()  # an upload may take its time
+        say("")
+        say(f"publishing to {target.repo_id}")
+        hub_cards.publish.tell(publish(run.path, target.repo_id, private=target.private))
 
 
 def tell(run: RunFolder, counts: Mapping[str, Any]) -> None:

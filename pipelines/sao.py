@@ -34,6 +34,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hub_cards.cards import about
 from pipelines import flags, generation
 from pipelines.distilabel_steps import (
     Ask,
@@ -667,6 +668,9 @@ def main(
     output_dir: Annotated[
         Path | None, typer.Option(help="run folder; default runs/sao/<model>-<n>-s<seed>")
     ] = None,
+    push_to_hub: flags.PushToHub = False,
+    repo_id: flags.RepoId = None,
+    private: flags.Private = False,
     config: ConfigOption = None,
     debug: DebugOption = False,
 ) -> None:
@@ -693,8 +697,8 @@ def main(
             raise UsageError(f"--labels {labels} asks no judge: {', '.join(given)} means nothing")
     if judge_mode != "auto" and not audit and (audit_modes or audit_prompts):
         raise UsageError("--audit-modes and --audit-prompts need --audit, or --judge-mode auto")
-    if preview and (batch or audit):
-        raise UsageError("--preview keeps nothing: leave out --batch and --audit")
+    if preview and (batch or audit or push_to_hub):
+        raise UsageError("--preview keeps nothing: leave out --batch, --audit and --push-to-hub")
     if min_margin and judge_mode == "auto":
         raise UsageError("--min-margin is in the unit of the judge's mode: name a --judge-mode too")
     if not (math.isfinite(min_margin) and math.isfinite(timeout)):
@@ -742,6 +746,10 @@ def main(
         prompts_tried = min(len(rows), audit_prompts or most)
         settings = replace(settings, audit={"modes": audited_modes, "prompts": prompts_tried})
     lent = flags.stores_of(reuse)
+    target = generation.target_of(
+        *(push_to_hub, repo_id, private, repo_name(model, labels)),
+        about(len(rows), settings.identity(), {"model_name": model, **languages(settings)}),
+    )
     with ExitStack() as stack:
         folder = output_dir or Path("runs/sao", run_name(model, settings))
         if preview:
@@ -753,7 +761,7 @@ def main(
             run.check_identity(named(settings, *names).identity())
             if counts := run.complete():
                 say("finished already: nothing was asked")
-                return generation.tell(run, counts)
+                return generation.deliver(run, counts, target)
         generation.check_space(folder, len(rows) * num_responses // 2)
         models = stack.enter_context(
             generation.served(
@@ -777,7 +785,7 @@ def main(
         run.check_identity(made_as)
         if counts := run.complete():  # of a model whose name its lost store would have known
             say("finished already: nothing was asked")
-            return generation.tell(run, counts)
+            return generation.deliver(run, counts, target)
         announce(settings, rows, each, price_in, price_out)
         if dry_run:
             return
@@ -806,7 +814,7 @@ def main(
             seconds=run.seconds,
             command=sys.argv,
         )
-    generation.tell(run, generation.counts_of(pairs, ledger))
+    generation.deliver(run, generation.counts_of(pairs, ledger), target)
 
 
 @app.command("audit", help="Audit a judge and make nothing else.")
@@ -943,6 +951,12 @@ def run_name(model: str, settings: Settings) -> str:
     return name if settings.labels == "self" else f"{name}-{settings.labels}"
 
 
+def repo_name(model: str, labels: str) -> str:
+    """Return the name of a run's repository on the Hub, as the Hub allows names."""
+    name = f"sao-{slug(model)}" + ("" if labels == "self" else f"-{labels}")
+    return re.sub(r"[-.]{2,}", "-", name)[:80].strip("-.").removesuffix(".git")
+
+
 def slug(model: str) -> str:
     """Return a model's name as a part of a folder's name."""
     name = model.removesuffix(".gguf").rstrip("/").rpartition("/")[2]
@@ -1016,20 +1030,25 @@ def expected(
 
 def facts(models: generation.Served, settings: Settings) -> dict[str, Any]:
     """Return what the card says of the models beside their names."""
-    # What people brought along may be in any language.
-    brought = settings.prompts or settings.personas["source"] in ("file", "hub")
-    language = settings.language or (None if brought else "en")
     return {
+        **languages(settings),
         "model_name": short_name(models.model.model),
         "judge_name": short_name(models.judge.model),
         "model_licence": models.model.licence,
         "judge_licence": models.judge.licence,
-        "languages": [language] if language else [],
         "fingerprints": {
             role: f"url:{one.model}" if one.process is None else one.fingerprint
             for role, one in (("model", models.model), ("judge", models.judge))
         },
     }
+
+
+def languages(settings: Settings) -> dict[str, list[str]]:
+    """Return the languages of prompts and responses, where they are known."""
+    # What people brought along may be in any language.
+    brought = settings.prompts or settings.personas["source"] in ("file", "hub")
+    language = settings.language or (None if brought else "en")
+    return {"languages": [language] if language else []}
 
 
 if __name__ == "__main__":

@@ -84,8 +84,20 @@ def too_late_to_stop() -> None:
     A command that has done its work must not say that it was stopped.
     """
     if signal.getsignal(signal.SIGTERM) is _stop:
+        _ignored.append(_stop)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
+
+
+def may_stop_again() -> None:
+    """Take Ctrl-C and SIGTERM again, in a `command` that goes on after what nothing should stop."""
+    if _stop in _ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _stop)
+        _ignored.clear()
+
+
+_ignored: list[Callable] = []
 
 
 def report(error: BaseException) -> int:
