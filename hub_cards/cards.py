@@ -113,6 +113,10 @@ def write_dataset_card(
             sentence=sentence,
             settings=list(_flat(_settings(provenance))),
             unit=UNITS.get(mode),
+            compared={
+                name: run.get("decontaminate")
+                for name, run in identity.get("runs", {"": identity}).items()
+            },
             cautions=cautions(pairs, measured, provenance, noise),
         )
     )

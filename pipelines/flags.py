@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pipelines import contamination
 from pipelines.personas import builtin
 from pipelines.sources import load
 from selfsynth.errors import UsageError
@@ -29,6 +30,12 @@ def _given(param: typer.CallbackParam, value: str | None) -> str | None:
     except UnicodeEncodeError:
         raise UsageError(f"{flag} is not UTF-8") from None
     return value
+
+
+def _all_given(param: typer.CallbackParam, values: list[str] | None) -> list[str] | None:
+    for value in values or ():
+        _given(param, value)
+    return values
 
 
 Model = Annotated[
@@ -71,6 +78,27 @@ Prompts = Annotated[
     typer.Option(
         callback=_given,
         help="take the prompts from FILE.jsonl, FILE.txt or HUB_DATASET[@REV] (column prompt)",
+    ),
+]
+Decontaminate = Annotated[
+    list[str] | None,
+    typer.Option(
+        callback=_all_given,
+        metavar="NAME|FILE",
+        help="drop prompts that share words with a benchmark: alpaca_eval, gsm8k, truthfulqa, all, "
+        "FILE.jsonl or FILE.txt (column prompt); repeatable",
+    ),
+]
+DecontaminateN = Annotated[
+    int | None, typer.Option(min=1, help="words in a row that must be shared; default 8")
+]
+DecontaminateThreshold = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="share of the shorter prompt's runs of words to be shared with one evaluation prompt; "
+        "default 0: one run is enough",
     ),
 ]
 Language = Annotated[
@@ -214,6 +242,22 @@ def take(
         return [{"persona": None}] * count, {"source": "none"}, None
     texts, origin = builtin(seed, count), {"source": "builtin"}
     return [{"persona": text} for text in texts], origin, None
+
+
+def benchmarks(
+    sources: Sequence[str] | None, n: int | None, threshold: float | None
+) -> tuple[dict | None, list[str]]:
+    """Return how prompts are compared with which evaluation sets, and the prompts of these sets.
+
+    The first is None, and nothing is compared, without `sources`. n is in words, the threshold a
+    share of n-grams (see `pipelines.contamination`).
+    """
+    if not sources:
+        if n is not None or threshold is not None:
+            raise UsageError("--decontaminate-n and --decontaminate-threshold need --decontaminate")
+        return None, []
+    sets, prompts = contamination.load(sources)
+    return {"n": n or contamination.N, "threshold": threshold or 0.0, "sets": sets}, prompts
 
 
 def modes_of(text: str | None, named: str = "auto") -> list[str]:

@@ -24,11 +24,13 @@ _QUOTES = {
     "『": "』",
 }
 _APOSTROPHES = re.compile(r"(?<=\w)['’](?=\w)")
-_WORDS = re.compile(
-    # Scripts that write without blanks: there every letter counts as a word.
-    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-    r"\U00020000-\U0003ffff]|\w+"
+UNSPACED = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+    r"\U00020000-\U0003ffff"
 )
+"""Scripts that write without blanks, as a class of `re`: there every letter counts as a word."""
+
+_WORDS = re.compile(rf"[{UNSPACED}]|\w+")
 
 # A persona may be sorry, may be unable to do something, and may work with AI. What a model refuses
 # is "that", "this request", "explicit content"; and when it says what it is, it goes on with "I".

@@ -35,7 +35,7 @@ from typing import Annotated, Any
 import typer
 
 from hub_cards.cards import about
-from pipelines import flags, generation
+from pipelines import contamination, flags, generation
 from pipelines.distilabel_steps import (
     Ask,
     GeneratorStep,
@@ -76,6 +76,7 @@ FORM = f"""\
  The prompt must be specific and informative, so that it can be answered without asking back. Do \
 not answer it. Start with "{LABEL}" and write nothing after the prompt."""
 
+EVALUATION = "evaluation.json"  # beside rows.json, while a run is at work
 LONGEST_PERSONA = 4000  # characters, about 1,000 tokens
 AUDITED_ALONE = 12
 """Prompts of `sao.py audit`: up to 48 contrasts."""
@@ -100,6 +101,7 @@ class Settings:
     judge: str | None
     personas: dict[str, Any]
     prompts: dict[str, Any] | None
+    decontaminate: dict[str, Any] | None
     language: str | None
     num_prompts: int
     num_responses: int
@@ -130,6 +132,8 @@ class Settings:
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}
         for name in ("mode", "judge_logprobs", "judge_context", "system_role"):
             del found[name]
+        if not self.decontaminate:  # runs from before there was this step have no such key
+            del found["decontaminate"]
         return {"method": "sao", **found, "wording": wording(self)}
 
     @property
@@ -265,6 +269,33 @@ class DropRepeatedPrompts(Step):
                 raise RuntimeError(f"row {row['index']} came instead of {self._next}")
             self._next += 1
             row["reason"] = row["reason"] or self._seen.reason(row["prompt"])
+        yield rows
+
+
+class DropContaminated(Step):
+    """If asked for: prompts that share a run of words with one of a benchmark are dropped."""
+
+    path: str
+    settings: Settings
+
+    @property
+    def inputs(self) -> list[str]:
+        return ["prompt", "reason"]
+
+    @property
+    def outputs(self) -> list[str]:
+        return ["reason"]
+
+    def load(self) -> None:
+        super().load()
+        told = self.settings.decontaminate
+        prompts = json.loads(Path(self.path).read_text(encoding="utf-8"))
+        self._evaluation = contamination.Evaluation(prompts, told["n"], told["threshold"])
+
+    def process(self, rows: StepInput) -> StepOutput:
+        for row in rows:
+            if not row["reason"] and self._evaluation.holds(row["prompt"]):
+                row["reason"] = "prompt_contaminated"
         yield rows
 
 
@@ -490,6 +521,9 @@ def declare(
         if not settings.prompts:
             steps.append(WritePrompts(llm=model, settings=settings, **size))
             steps.append(DropRepeatedPrompts(**size))
+        if settings.decontaminate:
+            path = rows.with_name(EVALUATION)
+            steps.append(DropContaminated(path=str(path), settings=settings, **size))
         steps.append(WriteResponses(llm=model, settings=settings, **size))
         if judged and settings.labels == "self":
             judge = ServedLLM(socket=str(socket), client="judge", model=settings.judge)
@@ -608,6 +642,9 @@ def main(
     personas: flags.Personas = None,
     no_personas: flags.NoPersonas = False,
     prompts: flags.Prompts = None,
+    decontaminate: flags.Decontaminate = None,
+    decontaminate_n: flags.DecontaminateN = None,
+    decontaminate_threshold: flags.DecontaminateThreshold = None,
     language: flags.Language = None,
     num_prompts: Annotated[
         int | None,
@@ -707,18 +744,24 @@ def main(
     generator, judge_model = flags.find_models(
         *(model, base_url, api_key_env, judge, judge_base_url, judge_api_key_env, batch)
     )
+    language = language and code_of(language)
+    criteria = judge_criteria and flags.read_criteria(judge_criteria)
+    audited_modes = flags.modes_of(audit_modes, judge_mode)
     rows, personas_origin, prompts_origin = flags.take(
         personas, no_personas, prompts, seed, None if preview else num_prompts
     )
     rows = rows[:preview]
+    benchmarks, evaluation = flags.benchmarks(
+        decontaminate, decontaminate_n, decontaminate_threshold
+    )
     default = "rating" if judge_model.embedded else "pairwise"
-    audited_modes = flags.modes_of(audit_modes, judge_mode)
     settings = Settings(
         model="",
         judge="",
         personas=personas_origin,
         prompts=prompts_origin,
-        language=language and code_of(language),
+        decontaminate=benchmarks,
+        language=language,
         num_prompts=len(rows),
         num_responses=num_responses,
         system_prompt=system_prompt,
@@ -732,7 +775,7 @@ def main(
         judge_orders=judge_orders
         if labels == "self" and judge_mode in ("auto", "pairwise")
         else None,
-        judge_criteria=judge_criteria and flags.read_criteria(judge_criteria),
+        judge_criteria=criteria,
         judge_thinking=judge_thinking,
         audit=None,
         min_margin=min_margin,
@@ -790,6 +833,8 @@ def main(
         if dry_run:
             return
         run.write_config(made_as, sys.argv)
+        if benchmarks:
+            (run.requests / EVALUATION).write_text(json.dumps(evaluation), encoding="utf-8")
         used, audited = {}, None
         if settings.audit:
             audited, used["audit"] = audit_judge(models, settings, rows, default)
@@ -869,6 +914,7 @@ def audit_alone(
         judge="",
         personas=personas_origin,
         prompts=prompts_origin,
+        decontaminate=None,
         language=language and code_of(language),
         num_prompts=len(rows),
         num_responses=1,

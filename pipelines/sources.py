@@ -33,7 +33,7 @@ def load(source: str, column: str, seed: int, count: int | None) -> tuple[list[s
     """
     # Not Path.exists(): it raises where a name is too long for a file, as a Hub id may be.
     if source.lower().endswith((".txt", ".jsonl")) or os.path.exists(source):
-        found, origin = _read_file(source, column)
+        found, origin = read_file(source, column)
     else:
         found, origin = _read_hub(source, column)
     texts = list(dict.fromkeys(found))
@@ -49,7 +49,19 @@ def load(source: str, column: str, seed: int, count: int | None) -> tuple[list[s
     return [texts[position] for position in order[:count]], origin
 
 
-def _read_file(path: str, column: str) -> tuple[list[str], dict]:
+def read_file(path: str, column: str) -> tuple[list[str], dict]:
+    """Return the texts of a file in its order, repeats too, and where they come from.
+
+    Args:
+        path: `FILE.txt` or `FILE.jsonl`, as `load` takes them.
+        column: what the texts are called, and where an object of `FILE.jsonl` holds its own.
+
+    Returns:
+        The texts, and `{"source": "file", "name", "sha256"}`.
+
+    Raises:
+        UsageError: there is no such file, or it cannot be read as one of the two.
+    """
     try:
         if Path(path).is_dir():
             raise UsageError(f"{path} is a folder; give FILE.txt or FILE.jsonl")

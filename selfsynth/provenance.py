@@ -137,7 +137,7 @@ def _cut_value(value: str, option: str) -> str:
         return value
     value = re.sub(r"[A-Za-z][A-Za-z0-9+.-]*://\S*", "<url>", value)
     # A path that does not exist yet can look like a Hub id: after these options it never is one.
-    never_on_hub = option in ("--output-dir", "--config", "--reuse")
+    never_on_hub = option in ("--output-dir", "--config", "--reuse", "--decontaminate")
     # BASE.gguf+LORA.gguf is two paths; a "+" elsewhere is a part of a name.
     return "+".join(_cut_path(part, never_on_hub) for part in re.split(r"(?<=\.gguf)\+", value))
 

@@ -58,6 +58,10 @@ def _elsewhere(tmp_path, monkeypatch):
         (["--output-dir", "runs/sao/x-8-s0/"], "--output-dir x-8-s0"),
         (["--reuse", "runs/one", "--reuse", "runs/two"], "--reuse one --reuse two"),
         (["--config", "recipes/mine"], "--config mine"),
+        (["--decontaminate", "/evals/mine.txt"], "--decontaminate mine.txt"),
+        (["--decontaminate", "gone/mine.JSONL"], "--decontaminate mine.JSONL"),
+        (["--decontaminate=gone/mine"], "--decontaminate=mine"),
+        (["--decontaminate", "alpaca_eval"], "--decontaminate alpaca_eval"),
         (["--personas", ".hidden/people"], "--personas people"),
         (["--criteria", "it says /etc/passwd/shadow, or so"], "--criteria 'shadow, or so'"),
         # adapters
