@@ -1,10 +1,12 @@
-"""Cards for the Hugging Face Hub: what a dataset is, in numbers recomputed from its own rows.
+"""Cards for the Hugging Face Hub: what a dataset or a model is, and where it comes from.
 
 - `write_dataset_card`: the card (`README.md`) and its pictures, beside the data they describe
-- `hub_cards.measures`: the numbers on a card, from the rows alone
+- `write_model_card`: the card of a model and its `Result`s, beside the weights
+- `hub_cards.measures`: the numbers on a dataset's card, from the rows alone
 - `hub_cards.pictures`: the pictures of a card
 """
 
 from hub_cards.cards import write_dataset_card
+from hub_cards.models import Result, write_model_card
 
-__all__ = ["write_dataset_card"]
+__all__ = ["Result", "write_dataset_card", "write_model_card"]

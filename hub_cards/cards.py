@@ -32,6 +32,9 @@ from selfsynth.progress import duration
 from selfsynth.schema import JUDGE_MODES, LEDGER_SCHEMA, PAIR_SCHEMA, REASONS
 from selfsynth.stats import Estimate
 
+ON_HUB = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)@(?P<commit>[0-9a-f]{40})(:.*)?", re.ASCII)
+"""A name with a commit behind it, which only the Hub gives; a file in it may follow."""
+
 FEW_PAIRS = 1000
 SAMPLE_CHARACTERS = 600
 SAMPLE_COLUMNS = 88
@@ -84,7 +87,7 @@ def write_dataset_card(
     }
     metadata = front_matter(files, infos, len(pairs), identity, facts)
     body = (
-        _environment()
+        environment()
         .get_template("merged.md.j2" if identity["method"] == "merge" else "dataset.md.j2")
         .render(
             accuracy=accuracy,
@@ -111,7 +114,7 @@ def write_dataset_card(
             sample_characters=SAMPLE_CHARACTERS,
             samples=samples(pairs),
             sentence=sentence,
-            settings=list(_flat(_settings(provenance))),
+            settings=list(flat(_settings(provenance))),
             unit=UNITS.get(mode),
             compared={
                 name: run.get("decontaminate")
@@ -120,8 +123,13 @@ def write_dataset_card(
             cautions=cautions(pairs, measured, provenance, noise),
         )
     )
+    write_card(stage, metadata, body)
+
+
+def write_card(folder: Path, metadata: Mapping[str, Any], body: str) -> None:
+    """Write `README.md`: the metadata as its front matter, the body between the two markers."""
     card = join_card(metadata, f"{BEGIN}\n{body.strip()}\n{END}\n")
-    (stage / "README.md").write_text(card, encoding="utf-8")
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def front_matter(
@@ -377,14 +385,15 @@ def mean_cells(mean: Estimate | None) -> str:
     return f"{mean.value:,.1f} | {mean.low:,.1f} to {mean.high:,.1f} | {mean.n:,}"
 
 
-def _environment() -> Environment:
-    environment = Environment(  # noqa: S701 - Markdown: `inline` and `fenced` see to escaping
+def environment() -> Environment:
+    """Return the Jinja environment of all cards: the templates, and the filters they use."""
+    made = Environment(  # noqa: S701 - Markdown: `inline` and `fenced` see to escaping
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
+    made.filters |= {
         "comma": lambda number: "–" if number is None else f"{number:,}",
         "duration": duration,
         "fenced": fenced,
@@ -396,7 +405,7 @@ def _environment() -> Environment:
         "rate_cells": rate_cells,
         "text_of": text_of,
     }
-    return environment
+    return made
 
 
 def _dataset_info(
@@ -448,12 +457,12 @@ def _settings(provenance: Mapping) -> Mapping:
     return identity["runs"] if identity["method"] == "merge" else identity
 
 
-def _flat(values: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield settings as (dotted name, text), nested ones after one another."""
+def flat(values: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield settings as (dotted name, text), nested ones after one another, long texts cut."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{name}.")
+            yield from flat(value, f"{name}.")
             continue
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         left_out = len(text) - SETTING_CHARACTERS
@@ -464,8 +473,8 @@ def _flat(values: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def _hub_ids(model: str) -> list[str]:
     """Return the Hub ids in a model's name in rows: only there it has a commit behind it."""
-    parts = [re.fullmatch(r"([\w.-]+/[\w.-]+)@[0-9a-f]{40}(:.*)?", one) for one in model.split("+")]
-    return [part[1] for part in parts if part]
+    parts = [ON_HUB.fullmatch(one) for one in model.split("+")]
+    return [part["id"] for part in parts if part]
 
 
 def _from_persona_hub(identity: Mapping) -> bool:

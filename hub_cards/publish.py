@@ -23,7 +23,6 @@ from huggingface_hub import (
     CommitOperationDelete,
     HfApi,
     get_token,
-    hf_hub_download,
 )
 from huggingface_hub.errors import (
     EntryNotFoundError,
@@ -313,8 +312,10 @@ def _commit(api: HfApi, made: _Folder, repository: Repository) -> Version:
 def _for_the_hub(made: _Folder, repository: Repository, version: Version) -> str:
     """Return the card of a folder as it is published: how to load it, and the versions so far."""
     card = made.card
-    load = (part(card, "load") or "").replace(
-        '"<this folder>"', f'"{repository.repo_id}", revision="{version.tag}"'
+    load = re.sub(
+        '"<(this folder|repo)>"',
+        f'"{repository.repo_id}", revision="{version.tag}"',
+        part(card, "load") or "",
     )
     heading, *rows = table_of(
         history_of(repository, (version, made.provenance)), _count(repository)
@@ -334,7 +335,7 @@ def _card_at(repository: Repository, commit: str | None) -> str | None:
     if commit is None:
         return None
     try:
-        path = hf_hub_download(
+        path = HfApi().hf_hub_download(
             repository.repo_id, "README.md", repo_type=repository.repo_type, revision=commit
         )
     except EntryNotFoundError:

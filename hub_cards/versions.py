@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub import HfApi
 from huggingface_hub.errors import EntryNotFoundError
 
 from selfsynth.provenance import changes
@@ -118,7 +118,7 @@ def read_repository(api: HfApi, repo_id: str, repo_type: str) -> Repository:
 def provenance_of(repository: Repository, version: Version) -> dict[str, Any] | None:
     """Return the provenance of a version, None when its commit holds none that can be read."""
     try:
-        path = hf_hub_download(
+        path = HfApi().hf_hub_download(
             repository.repo_id,
             "provenance.json",
             repo_type=repository.repo_type,

@@ -101,10 +101,10 @@ def fetch(
     repo, commit = locate(source, revision, repo_type)
     if commit is None:
         return Path(repo), None
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi
 
     with hub_errors(_named(repo, revision or commit, repo_type)):
-        folder = snapshot_download(
+        folder = HfApi().snapshot_download(
             repo, repo_type=repo_type, revision=commit, allow_patterns=files, local_dir=into
         )
     return Path(folder), commit
