@@ -64,7 +64,7 @@ def put(text: str, name: str, content: str) -> str:
     """Return the text of a card with the content of a named part replaced, where there is one."""
     return re.sub(
         _part(name),
-        lambda found: f"{found[1]}\n{content.strip()}\n{found[3]}",
+        lambda found: f"{found[1]}\n\n{content.strip()}\n\n{found[3]}",
         text,
         count=1,
         flags=re.DOTALL,

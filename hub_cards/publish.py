@@ -25,9 +25,9 @@ from huggingface_hub import (
     get_token,
 )
 from huggingface_hub.errors import (
-    EntryNotFoundError,
     HfHubHTTPError,
     HTTPError,
+    RemoteEntryNotFoundError,
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import validate_repo_id
@@ -338,7 +338,7 @@ def _card_at(repository: Repository, commit: str | None) -> str | None:
         path = HfApi().hf_hub_download(
             repository.repo_id, "README.md", repo_type=repository.repo_type, revision=commit
         )
-    except EntryNotFoundError:
+    except RemoteEntryNotFoundError:
         return None
     return Path(path).read_text(encoding="utf-8", errors="replace")
 

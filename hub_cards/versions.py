@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.errors import RemoteEntryNotFoundError
 
 from selfsynth.provenance import changes
 
@@ -126,7 +126,7 @@ def provenance_of(repository: Repository, version: Version) -> dict[str, Any] | 
         )
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else None
-    except (EntryNotFoundError, ValueError):
+    except (RemoteEntryNotFoundError, ValueError):
         return None
 
 

@@ -15,6 +15,8 @@ def hub(monkeypatch, tmp_path):
     with HubServer() as server:
         # Environment variables are read when huggingface_hub is imported, which is long ago.
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
         for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
             monkeypatch.setattr(f"huggingface_hub.constants.{name}", str(tmp_path / "hf-cache"))
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)

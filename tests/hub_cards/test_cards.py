@@ -160,6 +160,7 @@ def write(folder: Path, pairs, ledger, mode="rating", facts=None, audit=None, **
         "languages": ["en"],
         "fingerprints": {"model": "sha256:1d96", "judge": "sha256:1d96"},
     } | (facts or {})
+    (folder / "provenance.json").write_text(json.dumps(provenance), encoding="utf-8")
     write_dataset_card(folder, pairs, ledger, provenance, files, facts)
     return (folder / "README.md").read_text(encoding="utf-8")
 
