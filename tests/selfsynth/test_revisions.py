@@ -9,7 +9,9 @@ from urllib.parse import unquote
 import pytest
 
 from selfsynth.errors import SelfsynthError, UsageError
-from selfsynth.revisions import resolve, split_revision
+from selfsynth.revisions import fetch, load, resolve, split_revision
+from tests.conftest import run_script
+from tests.servers.hub_server import HubServer
 
 NEWEST, OLDER = "aa" * 20, "0b" * 20
 REVISIONS = {"main": NEWEST, "v1": OLDER, "refs/pr/1": OLDER, NEWEST: NEWEST, OLDER: OLDER}
@@ -190,3 +192,67 @@ def test_what_cannot_be_an_id_is_bad_usage(hub, repo):
     assert caught.value.exit_status == 2
     assert "\n" not in str(caught.value)
     assert hub.asked == []
+
+
+# ---------------------------------------------------------------- fetching and loading
+
+
+@pytest.fixture
+def full_hub(tmp_path):
+    """A Hub with two versions of a dataset of one column."""
+    with HubServer() as server:
+        for version, words in (("v1", ["old"]), ("v2", ["new", "newer"])):
+            lines = "".join(json.dumps({"prompt": word}) + "\n" for word in words)
+            server.add("me/thing", {"data/train.jsonl": lines.encode()}, tags=[version])
+        yield server
+
+
+ASK = """
+import sys
+from selfsynth.revisions import fetch, load
+from selfsynth.errors import report
+try:
+    if sys.argv[1] == "load":
+        rows, commit = load("me/thing", sys.argv[2], split="train")
+        print(list(rows["prompt"]), commit)
+    else:
+        folder, commit = fetch("me/thing", sys.argv[2])
+        print([line for line in (folder / "data/train.jsonl").open()], commit)
+except Exception as error:
+    sys.exit(report(error))
+"""
+
+
+@pytest.mark.parametrize("how", ["load", "fetch"])
+def test_a_warm_cache_never_hands_out_another_version(full_hub, tmp_path, how):
+    environment = {**full_hub.environment, "HF_HOME": str(tmp_path / "home")}
+
+    def ask(revision, status=0, **more):
+        return run_script("-c", ASK, how, revision, status=status, **{**environment, **more})
+
+    commits = full_hub.tags("me/thing")
+    for revision in ("v2", "v1", "main", commits["v2"]):
+        said = ask(revision).stdout
+        old = revision == "v1"
+        assert ("old" in said, "newer" in said) == (old, not old)
+        assert commits["v1" if old else "v2"] in said
+    # The token goes bad, and the repository private: the cache is warm, and says nothing.
+    full_hub.add("me/thing", {}, private=True)
+    assert "error: dataset me/thing@v1" in ask("v1", status=1, HF_TOKEN="hf_other").stderr
+    for revision in ("v1", "main"):
+        assert ask(revision, status=1, HF_HUB_OFFLINE="1").stdout == ""
+    if how == "fetch":  # a commit is what it is, offline too
+        assert "old" in ask(commits["v1"], HF_HUB_OFFLINE="1").stdout
+    else:
+        assert "only a cache did" in ask(commits["v1"], status=1, HF_HUB_OFFLINE="1").stderr
+
+
+def test_a_folder_is_a_version_of_its_own(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"prompt": "here"}\n')
+    rows, commit = load(str(tmp_path), split="train")
+    assert (rows["prompt"][0], commit) == ("here", None)
+    assert fetch(str(tmp_path)) == (tmp_path, None)
+    with pytest.raises(UsageError, match="is a folder: it has no revision"):
+        fetch(str(tmp_path), "v1")
+    with pytest.raises(UsageError, match="names another revision than v2"):
+        fetch("me/thing@v1", "v2")

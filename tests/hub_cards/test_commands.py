@@ -1,0 +1,215 @@
+"""`python -m hub_cards`: show, diff and verify, on the Hub and in folders."""
+
+import json
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hub_cards.comparison import compare, lines_of
+from hub_cards.publish import publish
+from hub_cards.verify import verify
+from selfsynth.schema import PAIR_SCHEMA
+from tests.conftest import run_script
+from tests.hub_cards.test_cards import make_rows, write
+
+REPO = "me/pairs"
+
+
+@pytest.fixture
+def command(hub, tmp_path):
+    """`python -m hub_cards …` against the local Hub, with an empty cache."""
+
+    def run(*arguments, status=0, **environment):
+        home = str(tmp_path / "hf-home")
+        environment = {**hub.environment, "HF_HOME": home, **environment}
+        return run_script("-m", "hub_cards", *arguments, status=status, **environment)
+
+    return run
+
+
+def test_publish_show_diff_verify(hub, make_run, command):
+    one, two = make_run("one"), make_run("two", count=50, temperature=0.9)
+    said = command("publish", one, "--repo-id", REPO).stderr
+    commit = hub.tags(REPO)["v1"]
+    for line in (
+        f"url      {hub.url}/datasets/{REPO}/tree/v1",
+        "tag      v1",
+        f"commit   {commit}",
+    ):
+        assert line in said.splitlines()
+    assert f'pairs = load_dataset("{REPO}", revision="v1")' in said
+    assert "v1 holds the same already" in command("publish", one, "--repo-id", REPO).stderr
+    command("publish", two, "--repo-id", REPO)
+
+    shown = json.loads(command("show", REPO, "--json").stdout)
+    assert [row["tag"] for row in shown] == ["v1", "v2"]
+    assert [row["commit"] for row in shown] == list(hub.tags(REPO).values())
+    assert "temperature 0.6 → 0.9" in shown[1]["changes"]
+    only = command("show", REPO, "--revision", "v1")
+    assert commit[:12] in only.stderr and "v2" not in only.stderr and only.stdout == ""
+    assert "unpublished" in command("show", one).stderr
+
+    of_hub = json.loads(command("diff", REPO, "v1", "v2", "--json").stdout)
+    assert of_hub == json.loads(command("diff", one, f"{REPO}@v2", "--json").stdout)
+    assert of_hub == json.loads(command("diff", one, two, "--json").stdout)
+    assert ["temperature", 0.6, 0.9] in of_hub["settings"]
+    # The first 40 rows are drawn from the same dice.
+    assert of_hub["removed"] == [] and of_hub["same"] and len(of_hub["added"]) >= 5
+
+    for source in ([REPO, "--revision", "v1"], [f"{REPO}@{commit}"], [one]):
+        assert "card, provenance and data agree (40 asked for" in command("verify", *source).stderr
+
+
+def test_what_cannot_be_shown(hub, make_run, command, tmp_path):
+    publish(make_run(), REPO)
+    hub.add("other/secret", {"README.md": b"x"}, private=True)
+    hub.add("me/gone", {"README.md": b"x"})
+    hub.delete("me/gone")
+    table = [
+        (["show", REPO, "--revision", "v9"], 1, "no such revision"),
+        (["verify", f"{REPO}@v9"], 1, "no such revision"),
+        (["verify", f"{REPO}@{'0' * 40}"], 1, "no such revision"),
+        (["diff", REPO, "v1", "v9"], 1, "me/pairs@v9: no such revision"),
+        (["verify", "me/gone"], 1, "me/gone: no such repository"),
+        (["show", "other/secret"], 1, "other/secret: no such repository"),
+        (["show", "me/no such"], 2, "not a Hub id"),
+        (["diff", REPO], 2, "diff takes"),
+        (["verify", tmp_path], 1, "things do not agree"),
+        (["show", tmp_path], 1, "holds no finished dataset"),
+        (["publish", tmp_path, "--repo-id", REPO], 2, "holds no finished dataset"),
+        (["show", REPO, "--repo-type", "space"], 2, "must be dataset or model"),
+    ]
+    for arguments, status, words in table:
+        lines = command(*arguments, status=status).stderr.strip().splitlines()
+        assert lines[-1].startswith("error: ") and words in lines[-1], arguments
+
+
+def test_each_file_is_asked_for_once(hub, make_run, command):
+    publish(make_run(), REPO)
+    before = len(hub.requests)
+    command("verify", REPO, "--revision", "v1")
+    got = [
+        path for method, path in hub.requests[before:] if method == "GET" and "/resolve/" in path
+    ]
+    assert len(got) == len(set(got)) >= 5
+
+
+# ---------------------------------------------------------------- verify
+
+
+def test_rows_flipped_added_and_removed(tmp_path):
+    pairs, ledger = make_rows(40)
+    write(tmp_path / "one", pairs, ledger)
+    flipped = {**pairs[0], "chosen": pairs[0]["rejected"], "rejected": pairs[0]["chosen"]}
+    gone = pairs[1]["id"]
+    kept = [row if row["pair_id"] != gone else {**row, "status": "dropped", "pair_id": None,
+            "reason": "verdict_tie"} for row in ledger]  # fmt: skip
+    write(tmp_path / "two", [flipped, *pairs[2:]], kept)
+    found = compare(tmp_path / "one", tmp_path / "two")
+    assert (found["flipped"], found["removed"], found["added"]) == ([pairs[0]["id"]], [gone], [])
+    assert found["same"] == len(pairs) - 2 and found["settings"] == []
+    assert found["statistics"]["kept"] == [len(pairs), len(pairs) - 1]
+    lines = "\n".join(lines_of(found))
+    assert f"flipped: {pairs[0]['id']}" in lines and "settings: the same" in lines
+    assert compare(tmp_path / "two", tmp_path / "one")["added"] == [gone]
+
+
+def change(path: Path, old: str, new: str):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def rewritten(run: Path, change_rows):
+    """Rewrite the training pairs under their old name."""
+    (path,) = (run / "data").glob("train-*")
+    rows = change_rows(pq.read_table(path).to_pylist())
+    pq.write_table(pa.Table.from_pylist(rows, PAIR_SCHEMA), path)
+
+
+SPOILT = {
+    "a row less": (lambda run: rewritten(run, lambda rows: rows[1:]), "SHA-256 differs"),
+    "another answer": (
+        lambda run: rewritten(
+            run,
+            lambda rows: [
+                {**rows[0], "chosen": [{"role": "assistant", "content": "x"}]},
+                *rows[1:],
+            ],
+        ),
+        "is not that of its texts",
+    ),
+    "another schema": (
+        lambda run: pq.write_table(
+            pq.read_table(next((run / "data").glob("train-*"))).drop_columns("persona"),
+            next((run / "data").glob("train-*")),
+        ),
+        "has another schema",
+    ),
+    "a file gone": (
+        lambda run: next((run / "data").glob("ledger-*")).unlink(),
+        "named by the card and missing",
+    ),
+    "a file too much": (
+        lambda run: (run / "data/left-00000000.parquet").write_bytes(b""),
+        "is there and not named",
+    ),
+    "no parquet": (
+        lambda run: next((run / "data").glob("train-*")).write_bytes(b"PAR1"),
+        "is no parquet file",
+    ),
+    "counts": (
+        lambda run: change(run / "provenance.json", '"asked": 40', '"asked": 41'),
+        "provenance says asked 41",
+    ),
+    "the sum": (
+        lambda run: change(run / "README.md", "40 asked for = ", "41 asked for = "),
+        "the card says '41 asked for",
+    ),
+    "rows on the card": (
+        lambda run: (run / "README.md").write_text(
+            re.sub("num_examples: 40", "num_examples: 39", (run / "README.md").read_text())
+        ),
+        "the card says 39 rows in ledger/train",
+    ),
+    "the table": (
+        lambda run: (run / "README.md").write_text(
+            re.sub(r"\| kept \| \d+ \|", "| kept | 7 |", (run / "README.md").read_text())
+        ),
+        "the card's ledger says",
+    ),
+    "size": (
+        lambda run: change(run / "README.md", "- n<1K", "- 1K<n<10K"),
+        "the card says size",
+    ),
+    "markers": (
+        lambda run: change(run / "README.md", "<!-- selfsynth:begin -->", ""),
+        "lost the markers",
+    ),
+    "no YAML": (lambda run: change(run / "README.md", "tags:", "tags: ["), "cannot be read"),
+    "a picture": (lambda run: (run / "assets/ledger.png").unlink(), "shows assets/ledger.png"),
+    "no card": (lambda run: (run / "README.md").unlink(), "README.md is missing"),
+    "no provenance": (
+        lambda run: (run / "provenance.json").write_text("[]"),
+        "is no provenance",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_what_does_not_agree_is_named(make_run, name):
+    run = make_run()
+    assert verify(run)[0] == []
+    spoil, words = SPOILT[name]
+    spoil(run)
+    problems, _ = verify(run)
+    assert any(words in problem for problem in problems), problems
+
+
+def test_a_problem_of_a_thousand_rows_is_told_in_a_few_lines(make_run):
+    run = make_run(count=300)
+    rewritten(run, lambda rows: [{**row, "id": "0" * 16} for row in rows])
+    assert len(verify(run)[0]) < 60
