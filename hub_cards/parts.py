@@ -7,6 +7,7 @@ text of a dataset can spell a marker (`hub_cards.cards.visible`).
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import yaml
@@ -44,7 +45,10 @@ def split_card(card: str) -> tuple[dict[str, Any], str]:
 def join_card(metadata: Mapping[str, Any], text: str) -> str:
     """Return a card of metadata and text."""
     # Lines are not folded: a reader that looks for one finds it.
-    dumped = yaml.safe_dump(dict(metadata), sort_keys=False, allow_unicode=True, width=10_000)
+    dump = partial(yaml.safe_dump, dict(metadata), sort_keys=False, width=10_000)
+    dumped = dump(allow_unicode=True)
+    if yaml.safe_load(dumped) != metadata:  # PyYAML writes U+0085 as it is, and reads a blank
+        dumped = dump(allow_unicode=False)
     return f"---\n{dumped}---\n\n{text.lstrip()}"
 
 
