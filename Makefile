@@ -22,7 +22,7 @@ lint: $(VENV)/test
 	$(BIN)/ruff format --check .
 
 bench: $(VENV)/test
-	@for name in resume own_cost growth verdict_cost engine_busy; do \
+	@for name in resume own_cost growth verdict_cost publish engine_busy; do \
 	  $(BIN)/python benchmarks/$$name.py || exit 1; echo; \
 	done
 	@$(BIN)/python -m benchmarks.kills

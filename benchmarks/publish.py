@@ -25,7 +25,7 @@ from selfsynth.runs import write_data
 from selfsynth.schema import pair_id
 
 TARGET, MOST_MEMORY = 1.3, 500  # times, MB
-WORDS = "river stone glass bread cloud market winter school answer because would never".split()
+WORDS = ("river", "stone", "glass", "bread", "cloud", "market", "winter", "school", "answer")
 MODEL = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF@" + "e" * 40
 
 CHILD = """
@@ -122,8 +122,7 @@ def measure(side: str, folder: Path, repo: str, environment: dict) -> tuple[floa
         [sys.executable, "-c", CHILD, side, str(folder), repo],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
     )
     if done.returncode:

@@ -4,6 +4,9 @@
 - `write_model_card`: the card of a model and its `Result`s, beside the weights
 - `hub_cards.measures`: the numbers on a dataset's card, from the rows alone
 - `hub_cards.pictures`: the pictures of a card
+- `hub_cards.publish`: a folder as the next version on the Hub, one commit and one tag
+- `hub_cards.versions`, `comparison`, `verify`: what is there, what differs, what does not agree
+- `hub_cards.parts`: the parts of a card's text, ours and those of people
 """
 
 from hub_cards.cards import write_dataset_card

@@ -10,6 +10,7 @@ import pytest
     [
         ("own_cost", ("--prompts", 30, "--stock-prompts", 20), ["ratio of requests/s, ours over"]),
         ("growth", ("--small", 20, "--large", 40), ["ratio of a row's time", "peak PSS"]),
+        ("publish", ("--pairs", 100), ["ratio of seconds, ours over", "peak memory beyond"]),
         ("resume", ("--prompts", 20), ["ratio of a finished", "seconds of a finished run"]),
     ],
 )

@@ -10,10 +10,13 @@ import yaml
 from datasets import load_dataset
 from huggingface_hub import HfApi
 
+from hub_cards import Result, write_model_card
 from hub_cards.publish import check, publish, secrets_in
 from hub_cards.verify import verify
 from selfsynth.errors import SelfsynthError, UsageError
+from selfsynth.stats import wilson
 from tests.conftest import ROOT, run_script
+from tests.hub_cards.test_cards import make_rows, write
 
 REPO = "me/pairs"
 
@@ -381,3 +384,78 @@ def test_a_published_version_holds_together(hub, make_run, tmp_path):
         (tmp_path / "got" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "got" / name).write_bytes(data)
     assert verify(tmp_path / "got")[0] == []
+
+
+# ---------------------------------------------------------------- models
+
+
+def test_a_model_is_a_version_too(hub, tmp_path):
+    commit = "c" * 40
+    provenance = {
+        "selfsynth": {"version": "0.1.0", "commit": None},
+        "identity": {
+            "method": "simpo",
+            "base": f"ORG/base@{commit}",
+            "dataset": f"me/pairs@{commit}",
+            "dataset_revision": "v1",
+            "learning_rate": 1e-6,
+        },
+        "seeds": {"seed": 0},
+        "engines": {},
+        "libraries": {"trl": "1.16.0"},
+        "parents": [
+            {"repo": "ORG/base", "commit": commit, "type": "model"},
+            {"repo": "me/pairs", "commit": commit, "type": "dataset"},
+        ],
+        "judging": None,
+        "facts": {
+            **{"model_name": "tiny", "base_licence": "apache-2.0"},
+            **{"languages": ["en"], "library": "transformers"},
+        },
+        "counts": {"asked": 10, "kept": 10, "dropped": {}},
+        "tokens": {},
+        "wall_seconds": 1.0,
+        "command": "python recipes/simpo.py",
+    }
+    gsm8k = {"dataset_id": "openai/gsm8k", "task_id": "gsm8k"}
+    results = [
+        Result("AlpacaEval 2.0", "win rate", wilson(60, 100), judge="somebody"),
+        Result("GSM8K", "accuracy", wilson(50, 100), **gsm8k),
+    ]
+    folder = tmp_path / "model"
+    (folder / "checkpoint-1").mkdir(parents=True)
+    for name in ("model.safetensors", "config.json", "training_args.bin", "checkpoint-1/x.json"):
+        (folder / name).write_bytes(b"{}")
+    (folder / "provenance.json").write_text(json.dumps(provenance))
+    write_model_card(folder, provenance, results)
+    done = publish(folder, "me/tiny", "model")
+    files = hub.files("me/tiny", "v1", repo_type="model")
+    eval_results = ".eval_results/openai--gsm8k.yaml"
+    kept = {"model.safetensors", "config.json", "provenance.json", "README.md", eval_results}
+    assert set(files) == kept | {".gitattributes"}
+    card = files["README.md"].decode()
+    assert '"me/tiny", revision="v1"' in card and "<repo>" not in card and "## Versions" in card
+    assert done.url == f"{hub.url}/me/tiny/tree/v1"
+    # Weights in other files, and no results: what is gone is removed.
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    write_model_card(folder, provenance)
+    assert publish(folder, "me/tiny", "model").tag == "v2"
+    files = hub.files("me/tiny", "v2", repo_type="model")
+    assert "model.safetensors" not in files and eval_results not in files
+    assert not publish(folder, "me/tiny", "model").new
+
+
+# ---------------------------------------------------------------- hostile cards
+
+
+def test_ten_megabytes_of_samples_and_titles_that_break_yaml(hub, tmp_path):
+    pairs, ledger = make_rows(4)
+    long = "🦔 --- : {[ \u202e " * 400_000
+    for row in pairs:
+        row["persona"] = long
+    facts = {"model_name": 'a: "b" --- {🦔}\n- c', "judge_name": "# x"}
+    write(tmp_path / "run", pairs, ledger, facts=facts)
+    publish(tmp_path / "run", REPO)
+    card = hub.files(REPO, "v1")["README.md"]
+    assert len(card) < 100_000
+    assert "🦔" in yaml.safe_load(card.decode().split("\n---\n")[0][4:])["pretty_name"]
