@@ -3,9 +3,13 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from tests.servers.hub_server import HubServer
 
 ROOT = Path(__file__).parents[1]
 
@@ -39,3 +43,28 @@ def run_script(*command, status=0, timeout=120, **environment):
 def python():
     """`run_script`, for tests."""
     return run_script
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A local Hub that this process talks to as `me`, with an empty cache and no waiting."""
+    from huggingface_hub import close_session
+
+    with HubServer() as server:
+        # Environment variables are read when huggingface_hub is imported, which is long ago.
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+            monkeypatch.setattr(f"huggingface_hub.constants.{name}", str(tmp_path / "hf-cache"))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        # Ours and huggingface_hub's own: nobody waits for a Hub in this process.
+        monkeypatch.setattr("hub_cards.publish.PATIENCE", 0.001)
+        awake = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
+        for module in ("utils._http", "file_download"):
+            monkeypatch.setattr(f"huggingface_hub.{module}.time", awake)
+        monkeypatch.setenv("HF_TOKEN", "hf_me")
+        # One client serves a whole process, with the proxy of the test that used it first.
+        close_session()
+        yield server
+        close_session()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.conftest import run_script
-from tests.pipelines.test_sao import arguments
+from tests.pipelines.test_sao import arguments, in_process
 from tests.servers.hub_server import HubServer
 from tests.servers.model_server import ModelServer
 
@@ -54,31 +54,39 @@ def test_the_default_name_is_ones_own(servers, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "environment", "status", "words"),
+    ("flags", "token", "status", "words"),
     [
-        ([], {"HF_TOKEN": ""}, 1, "no token for the Hub"),
-        ([], {"HF_TOKEN": "hf_wrong"}, 1, "does not know this token"),
-        ([], {"HF_TOKEN": "hf_reader"}, 1, "may only read"),
-        (["--repo-id", "other/x"], {}, 1, "me may not write to other"),
-        (["--repo-id", "me/x y"], {}, 2, "--repo-id"),
-        (["--repo-id", "me/public", "--private"], {}, 1, "is public"),
-        (["--preview", "2"], {}, 2, "--preview keeps nothing"),
-        ([], {"HF_ENDPOINT": "http://127.0.0.1:9"}, 1, "the Hub did not answer"),
+        ([], "", 1, "no token for the Hub"),
+        ([], "hf_wrong", 1, "does not know this token"),
+        ([], "hf_reader", 1, "may only read"),
+        (["--repo-id", "other/x"], "hf_me", 1, "me may not write to other"),
+        (["--repo-id", "me/x y"], "hf_me", 2, "--repo-id"),
+        (["--repo-id", "me/public", "--private"], "hf_me", 1, "is public"),
+        (["--preview", "2"], "hf_me", 2, "--preview keeps nothing"),
     ],
 )
 def test_nothing_is_asked_when_it_could_not_be_published(
-    servers, tmp_path, flags, environment, status, words
+    hub, tmp_path, monkeypatch, capsys, flags, token, status, words
 ):
-    hub, model = servers
     hub.add("me/public", {"README.md": b"x"})
-    home = {"HF_HOME": str(tmp_path / "home"), "HF_TOKEN_PATH": str(tmp_path / "none")}
-    command = arguments(model.url, tmp_path / "run", "--push-to-hub", *flags, n=N)
-    done = run_script(*command, status=status, **{**hub.environment, **home, **environment})
-    lines = done.stderr.strip().splitlines()
-    assert lines[-1].startswith("error: ") and words in lines[-1]
-    assert model.requests == []
+    monkeypatch.setenv("HF_TOKEN", token)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    with ModelServer() as model:
+        command = arguments(model.url, tmp_path / "run", "--push-to-hub", *flags, n=N)[1:]
+        assert in_process(*command) == status
+        line = capsys.readouterr().err.strip().splitlines()[-1]
+        assert line.startswith("error: ") and words in line
+        assert model.requests == []
 
 
-def test_flags_that_need_the_push(servers, tmp_path):
-    command = arguments(servers[1].url, tmp_path / "run", "--private", n=N)
-    assert "need --push-to-hub" in run_script(*command, status=2).stderr
+def test_nothing_is_asked_when_the_hub_is_not_there(tmp_path):
+    with ModelServer() as model:
+        command = arguments(model.url, tmp_path / "run", "--push-to-hub", n=N)
+        failed = run_script(*command, status=1, HF_TOKEN="hf_me")
+        assert "error: the Hub did not answer" in failed.stderr and model.requests == []
+
+
+def test_flags_that_need_the_push(tmp_path, capsys):
+    command = arguments("http://127.0.0.1:9/v1", tmp_path / "run", "--private", n=N)[1:]
+    assert in_process(*command) == 2
+    assert "need --push-to-hub" in capsys.readouterr().err

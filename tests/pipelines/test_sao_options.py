@@ -425,7 +425,7 @@ BAD = {
     "empty": (["--prompts", ""], "--prompts is empty"),
     "blank": (["--system-prompt", " \n"], "--system-prompt is empty"),
     "not UTF-8": (["--system-prompt", "a\udcff"], "--system-prompt is not UTF-8"),
-    "preview of an audit": (["--preview", "2", "--audit"], "leave out --batch and --audit"),
+    "preview of an audit": (["--preview", "2", "--audit"], "leave out --batch, --audit"),
     "preview": (["--preview", "0"], "--preview"),
     "timeout": (["--timeout", "0"], "--timeout"),
     "before": (["audit"], "stands before audit: flags come after"),

@@ -101,7 +101,7 @@ class Request:
 # ---------------------------------------------------------------- cards
 
 
-class Loader(yaml.SafeLoader):
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
     """YAML that refuses a key twice, as the Hub's parser does."""
 
     def construct_mapping(self, node, deep=False):
@@ -508,6 +508,12 @@ class HubServer:
         with self.lock:
             repo = self.repos[repo_type, repo_id]
             repo.tags[tag] = repo.resolve(commit)
+
+    def copy(self, repo_id: str, to: str, repo_type: str = "dataset"):
+        """Make another repository of the same commits, branches and tags."""
+        with self.lock:
+            copy = self.repos[repo_type, to] = deepcopy(self.repos[repo_type, repo_id])
+            copy.id = to
 
     def delete(self, repo_id: str, repo_type: str = "dataset"):
         """Take a repository away."""
