@@ -3,14 +3,17 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hub_cards.__main__ import app
 from hub_cards.comparison import compare, lines_of
 from hub_cards.publish import publish
 from hub_cards.verify import verify
+from selfsynth.errors import report
 from selfsynth.schema import PAIR_SCHEMA
 from tests.conftest import run_script
 from tests.hub_cards.test_cards import make_rows, write
@@ -19,15 +22,29 @@ REPO = "me/pairs"
 
 
 @pytest.fixture
-def command(hub, tmp_path):
-    """`python -m hub_cards …` against the local Hub, with an empty cache."""
+def command(hub, capsys):
+    """`hub_cards …` in this process, against the local Hub."""
 
-    def run(*arguments, status=0, **environment):
-        home = str(tmp_path / "hf-home")
-        environment = {**hub.environment, "HF_HOME": home, **environment}
-        return run_script("-m", "hub_cards", *arguments, status=status, **environment)
+    def run(*arguments, status=0):
+        try:
+            app([str(one) for one in arguments], standalone_mode=False)
+            ended = 0
+        except BaseException as error:
+            ended = report(error)
+        said = capsys.readouterr()
+        assert ended == status, said.err
+        return SimpleNamespace(stdout=said.out, stderr=said.err)
 
     return run
+
+
+def test_as_a_command_of_its_own(hub, make_run, tmp_path):
+    environment = {**hub.environment, "HF_HOME": str(tmp_path / "hf-home")}
+    flags = ["--repo-id", REPO, "--json"]
+    done = run_script("-m", "hub_cards", "publish", make_run(), *flags, **environment)
+    assert json.loads(done.stdout)["commit"] == hub.tags(REPO)["v1"]
+    wrong = ["-m", "hub_cards", "verify", f"{REPO}@v9"]
+    assert "error: dataset" in run_script(*wrong, status=1, **environment).stderr
 
 
 def test_publish_show_diff_verify(hub, make_run, command):

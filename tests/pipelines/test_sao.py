@@ -645,7 +645,7 @@ def test_a_second_command_on_the_folder_is_refused(tmp_path, python):
 def test_the_embedded_model_makes_a_dataset(python, tmp_path):
     folder = tmp_path / "run"
     command = ["pipelines/sao.py", "--num-prompts", 3, "--max-new-tokens", 48, "--keep-truncated"]
-    python(*command, "--output-dir", folder, timeout=280)
+    python(*command, "--output-dir", folder, timeout=600)
     pairs, ledger = pairs_of(folder), ledger_of(folder)
     assert check_dataset(pairs, ledger) == [] and len(ledger) == 3
     for row in ledger:
