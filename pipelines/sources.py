@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from selfsynth.errors import SelfsynthError, UsageError
+from selfsynth.revisions import load as load_version
 from selfsynth.revisions import resolve, split_revision
 
 
@@ -124,7 +125,7 @@ def _read_hub(source: str, column: str) -> tuple[list[str], dict]:
         card = HfApi().dataset_info(repo, revision=commit).card_data
         configs = datasets.get_dataset_config_names(repo, revision=commit)
         config = _one_config(source, column, configs)
-        rows = datasets.load_dataset(repo, config, revision=commit, split="train", streaming=False)
+        rows, _ = load_version(repo, commit, config, split="train")
     except SelfsynthError:
         raise
     except Exception as error:  # Anything: download, parsing and dataset errors share no base.

@@ -58,6 +58,8 @@ def hub(monkeypatch, tmp_path):
         for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
             monkeypatch.setattr(f"huggingface_hub.constants.{name}", str(tmp_path / "hf-cache"))
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr("datasets.config.HF_ENDPOINT", server.url)
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets-cache")
         # Ours and huggingface_hub's own: nobody waits for a Hub in this process.
         monkeypatch.setattr("hub_cards.publish.PATIENCE", 0.001)
         awake = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})

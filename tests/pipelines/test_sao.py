@@ -642,10 +642,12 @@ def test_a_second_command_on_the_folder_is_refused(tmp_path, python):
 # The real embedded model, and real trainers
 
 
+@pytest.mark.timeout(900)  # a real model, on cores that other tests want too
 def test_the_embedded_model_makes_a_dataset(python, tmp_path):
     folder = tmp_path / "run"
     command = ["pipelines/sao.py", "--num-prompts", 3, "--max-new-tokens", 48, "--keep-truncated"]
-    python(*command, "--output-dir", folder, timeout=600)
+    audit = ["--audit-modes", "rating,yesno", "--audit-prompts", 2]  # as in `make sao`, and less
+    python(*command, *audit, "--output-dir", folder, timeout=800)
     pairs, ledger = pairs_of(folder), ledger_of(folder)
     assert check_dataset(pairs, ledger) == [] and len(ledger) == 3
     for row in ledger:
