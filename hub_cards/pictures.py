@@ -1,4 +1,4 @@
-"""The pictures of a dataset's card: the ledger as bars, margins and lengths as histograms.
+"""The pictures of cards: of a dataset its ledger, margins and lengths, of a model its training.
 
 They are PNG files 1,000 pixels wide on white, so they read on a dark page too. The same data give
 the same bytes with the same matplotlib. Figures are made directly, without pyplot, so nothing
@@ -72,6 +72,48 @@ def draw_lengths(path: Path, chosen: Sequence[int], rejected: Sequence[int], uni
     axes.set_xlabel(f"length of the response ({unit})")
     axes.set_ylabel("responses")
     axes.set_title(f"Length of chosen and rejected (n = {len(chosen):,} pairs)", loc="left")
+    _save(figure, path)
+
+
+def draw_loss(path: Path, history: Sequence[Mapping[str, float]]) -> None:
+    """Draw the loss at every step that was logged, in training and on the test split.
+
+    Args:
+        history: what `Trainer.state.log_history` holds.
+    """
+    series = {"training": ("loss", BLUE), "test split": ("eval_loss", ORANGE)}
+    _draw_steps(path, history, series, "loss", "Loss")
+
+
+def draw_rewards(path: Path, history: Sequence[Mapping[str, float]]) -> None:
+    """Draw the mean rewards of chosen and rejected responses; no picture where none were logged."""
+    series = {
+        "chosen": ("rewards/chosen", BLUE),
+        "rejected": ("rewards/rejected", ORANGE),
+    }
+    _draw_steps(path, history, series, "reward", "Rewards of chosen and rejected responses")
+
+
+def _draw_steps(
+    path: Path,
+    history: Sequence[Mapping[str, float]],
+    series: Mapping[str, tuple[str, str]],
+    unit: str,
+    title: str,
+) -> None:
+    figure, axes = _figure()
+    for (name, (key, colour)), style in zip(series.items(), ("-", "--"), strict=True):
+        points = [(one["step"], one[key]) for one in history if key in one]
+        if points:
+            axes.plot(*zip(*points, strict=True), color=colour, linestyle=style, linewidth=2,
+                      marker="o" if len(points) < 20 else "", label=name)  # fmt: skip
+    if not axes.lines:
+        return
+    axes.legend(frameon=False, fontsize=12)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("step")
+    axes.set_ylabel(unit)
+    axes.set_title(title, loc="left")
     _save(figure, path)
 
 

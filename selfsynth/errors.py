@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Annotated
 
@@ -32,24 +33,27 @@ class UsageError(SelfsynthError):
 _show_tracebacks = False
 
 
-def _debug(asked: bool) -> bool:
+def show_tracebacks(asked: bool) -> bool:
+    """Show the tracebacks of errors from here on, where that is asked for."""
     global _show_tracebacks
     _show_tracebacks = _show_tracebacks or asked
     return asked
 
 
 DebugOption = Annotated[
-    bool, typer.Option("--debug", callback=_debug, help="show tracebacks of errors")
+    bool, typer.Option("--debug", callback=show_tracebacks, help="show tracebacks of errors")
 ]
 
 
-def command(app: typer.Typer) -> Callable[[], None]:
+def command(app: typer.Typer | Callable[[], int | None]) -> Callable[[], None]:
     """Return `app` as a function that ends the process by the rules above.
 
     Errors of this project, of the command line and of the operating system become one line on
     stderr. Anything else is a fault of ours and is said to be one. With a `DebugOption` the
     traceback follows.
     """
+
+    run = partial(app, standalone_mode=False) if isinstance(app, typer.Typer) else app
 
     def main() -> None:
         # A shell script starts its background jobs with SIGINT ignored: there a SIGTERM that
@@ -59,7 +63,7 @@ def command(app: typer.Typer) -> Callable[[], None]:
         try:
             try:
                 # Typer hands back the status of a typer.Exit, and makes one of a Ctrl-C.
-                status = app(standalone_mode=False) or 0
+                status = run() or 0
             finally:
                 too_late_to_stop()
             if status == STOPPED:

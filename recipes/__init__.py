@@ -1,0 +1,1 @@
+"""Training on one named version of a preference dataset; one script a method."""

@@ -1,0 +1,43 @@
+"""DPO on one version of a preference dataset (Rafailov et al. 2023, arXiv 2305.18290).
+
+The reward of a response is beta times the log-ratio of its probability under the model and under
+the base; with an adapter the base is the model without it, and without one it is a second copy.
+
+    python recipes/dpo.py --config recipes/qwen2.5-7b-instruct/dpo.yaml
+"""
+
+from selfsynth.early import stop_at_once
+
+if __name__ == "__main__":
+    stop_at_once()  # what follows takes seconds to load
+
+from trl import get_peft_config
+
+from recipes.arguments import DPOArguments, read_recipe
+from recipes.trainers import PairDPOTrainer
+from recipes.training import dry_run, prepare, run
+from selfsynth.errors import command
+
+
+def main() -> None:
+    """Train by DPO."""
+    recipe = read_recipe("dpo", DPOArguments)
+    prepared = prepare(recipe)
+    if recipe.ours.dry_run:
+        return dry_run(recipe, prepared)
+
+    def trainer() -> PairDPOTrainer:
+        return PairDPOTrainer(
+            model=prepared.base.load(recipe.model),
+            args=recipe.training,
+            processing_class=prepared.base.tokenizer,
+            train_dataset=prepared.train.rows,
+            eval_dataset=prepared.test and prepared.test.rows,
+            peft_config=get_peft_config(recipe.model),
+        )
+
+    run(recipe, prepared, trainer)
+
+
+if __name__ == "__main__":
+    command(main)()

@@ -1,0 +1,342 @@
+"""What every recipe does around its trainer: checks before, a checkpoint to go on from, a card after.
+
+A script names its trainer; here are the dataset version, the run folder, the memory that is needed,
+the way back after a kill, and the model's card with its provenance.
+"""
+
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import datasets
+import yaml
+from accelerate import PartialState
+from transformers import Trainer, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+from trl import get_peft_config
+
+from hub_cards import Result, write_model_card
+from hub_cards.pictures import draw_loss, draw_rewards
+from hub_cards.publish import check, publish, tell
+from recipes.arguments import Recipe, effective, settings
+from recipes.bases import Base, find_base
+from recipes.data import REASONS, WIDE_GAP, Checked, Template, check_pairs, fit_tokenizer, table_of
+from selfsynth import provenance
+from selfsynth.errors import SelfsynthError, UsageError
+from selfsynth.progress import console, say
+from selfsynth.revisions import load, locate
+from selfsynth.runs import RunFolder
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that is known before the first step.
+
+    Attributes:
+        base: the model that is trained.
+        train, test: the dataset's splits, checked; None where the dataset has no test split.
+        dataset: the dataset as provenance names it: ID@COMMIT, or a mapping for a run folder.
+        parents: base and dataset, as provenance has them.
+        identity: everything that decides what is learned.
+        steps: optimiser steps.
+        repo_id: where the model is published; None for nowhere.
+    """
+
+    base: Base
+    train: Checked
+    test: Checked | None
+    dataset: str | dict[str, str]
+    parents: list[dict[str, Any]]
+    identity: dict[str, Any]
+    steps: int
+    repo_id: str | None
+
+
+def prepare(recipe: Recipe) -> Prepared:
+    """Check everything that can be checked before weights are loaded, and say what is coming.
+
+    Raises:
+        UsageError: a dataset or a base that cannot be meant.
+        SelfsynthError: the Hub does not have them; no row is left; the Hub would not take the model.
+    """
+    ours, training = recipe.ours, recipe.training
+    state = PartialState()
+    if not (console.is_terminal and state.is_main_process):
+        datasets.disable_progress_bars()
+    repo_id = None
+    if recipe.push and state.is_main_process:
+        name = recipe.repo_id or Path(training.output_dir).resolve().name
+        repo_id = check(name, "model", recipe.private)
+    source, commit = locate(ours.dataset, ours.dataset_revision)
+    base = find_base(recipe.model)
+    if note := fit_tokenizer(base.tokenizer):
+        say(note)
+    splits, _ = load(source, commit, ours.dataset_config)
+    if not isinstance(splits, datasets.DatasetDict) or "train" not in splits:
+        raise UsageError(f"{ours.dataset} has no split train")
+    checked = {}
+    # One process of several does the work, and the others read what it left.
+    with state.main_process_first():
+        for name in ("train", "test"):
+            if name in splits:
+                checked[name] = check_pairs(
+                    splits[name],
+                    base.tokenizer,
+                    training.max_length,
+                    ours.on_long,
+                    training.dataset_num_proc,
+                )
+    dataset, parent = _lineage(source, commit)
+    prepared = Prepared(
+        base=base,
+        train=checked["train"],
+        test=checked.get("test"),
+        dataset=dataset,
+        parents=[one for one in (base.parent, parent) if one],
+        identity={
+            "method": recipe.method,
+            "base": base.name,
+            "dataset": dataset,
+            "dataset_revision": ours.dataset_revision,
+            "dataset_config": ours.dataset_config,
+            "on_long": ours.on_long,
+            "chat_template_sha256": sha256(str(base.tokenizer.chat_template).encode()).hexdigest(),
+            **settings(recipe),
+        },
+        steps=_steps(recipe, len(checked["train"].rows)),
+        repo_id=repo_id,
+    )
+    if state.is_main_process:
+        _show(recipe, prepared)
+    return prepared
+
+
+def _lineage(source: str, commit: str | None) -> tuple[str | dict[str, str], dict[str, Any]]:
+    """Return how provenance names a dataset, and the dataset as a parent with its own parents."""
+    if commit is not None:
+        named: dict[str, Any] = {"repo": source, "commit": commit, "type": "dataset"}
+        return f"{source}@{commit}", named
+    run = RunFolder(Path(source))
+    parents = run.published().get("parents") or []
+    digest = sha256(run.provenance.read_bytes()).hexdigest()
+    held = {"run": Path(source).resolve().name, "provenance_sha256": digest}
+    return held, {**held, "type": "dataset", "parents": parents}
+
+
+def _steps(recipe: Recipe, rows: int) -> int:
+    training = recipe.training
+    if training.max_steps > 0:
+        return training.max_steps
+    batches = math.ceil(rows / (training.per_device_train_batch_size * training.world_size))
+    a_pass = max(1, math.ceil(batches / training.gradient_accumulation_steps))
+    return math.ceil(training.num_train_epochs * a_pass)
+
+
+def _show(recipe: Recipe, prepared: Prepared) -> None:
+    """Say what the rows are, and what will be done with them."""
+    training, train = recipe.training, prepared.train
+    say(f"base     {prepared.base.name}")
+    named = prepared.dataset
+    say(f"dataset  {named if isinstance(named, str) else named['run']}")
+    lines = table_of(train, training.max_length)
+    width = max(len(name) for name, _ in lines)
+    for name, value in lines:
+        reason = name.removeprefix("dropped: ")
+        say(f"  {name.ljust(width)}  {value}" + (f"   ({REASONS[reason]})" if reason in REASONS else ""))
+    if prepared.test:
+        say(f"  {'test split, in and out'.ljust(width)}  {prepared.test.read:,}, {len(prepared.test.rows):,}")
+    if abs(train.length_gap) > WIDE_GAP:
+        longer = "longer" if train.length_gap > 0 else "shorter"
+        say(
+            f"warning: chosen responses are {abs(train.length_gap):.0%} {longer} than rejected ones: "
+            "the model will learn length too"
+        )
+    template = Template(prepared.base.tokenizer)
+    say(
+        f"template the tokenizer's own, saved with the model; a response ends in {template.end}, once"
+    )
+    batch = (
+        training.per_device_train_batch_size
+        * training.gradient_accumulation_steps
+        * training.world_size
+    )
+    say(f"steps    {prepared.steps:,} of {batch:,} pairs")
+
+
+def memory_of(recipe: Recipe, base: Base) -> dict[str, float]:
+    """Estimate the memory that training takes, in bytes over all devices together.
+
+    Weights, gradients and Adam's two moments by their number of bytes a parameter; of activations
+    the logits of one batch and their gradient, which are most of what is kept with gradient
+    checkpointing. What an attention kernel or an allocator adds is not in it.
+    """
+    training, model = recipe.training, recipe.model
+    size = {"bfloat16": 2, "float16": 2}.get(model.dtype, 4)
+    count = base.parameters
+    trained = count
+    if model.use_peft:
+        trained = _adapter_parameters(recipe, base)
+    vocabulary = 1 if recipe.method == "reward" else base.config.get_text_config().vocab_size
+    sequences = training.per_device_train_batch_size * (1 if recipe.method == "sft" else 2)
+    length = training.max_length or base.config.get_text_config().max_position_embeddings
+    reference = count * size if recipe.method == "dpo" and not model.use_peft else 0
+    return {
+        "weights": count * size,
+        "reference": reference,
+        "gradients": trained * (4 if model.use_peft else size),
+        "optimiser": trained * 8,
+        "logits": 2.0 * 4 * sequences * length * vocabulary * training.world_size,
+    }
+
+
+def _adapter_parameters(recipe: Recipe, base: Base) -> int:
+    import torch
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(base.config)
+        adapted = get_peft_model(empty, get_peft_config(recipe.model))
+    return sum(one.numel() for one in adapted.parameters() if one.requires_grad)
+
+
+def dry_run(recipe: Recipe, prepared: Prepared) -> None:
+    """Say what would be done: every setting, the steps, and the memory that is needed."""
+    say("")
+    say("settings in effect:")
+    for line in yaml.safe_dump(effective(recipe), sort_keys=True).splitlines():
+        say(f"  {line}")
+    say("")
+    parts = memory_of(recipe, prepared.base)
+    say(
+        f"memory, about {sum(parts.values()) / 1e9:.1f} GB over all devices: "
+        + ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts.items() if size)
+    )
+    say("a dry run: nothing was trained")
+
+
+def run(
+    recipe: Recipe,
+    prepared: Prepared,
+    make_trainer: Callable[[], Trainer],
+    measure: Callable[[Trainer], Sequence[Result]] = lambda trainer: (),
+) -> None:
+    """Train from the last checkpoint or from the start, save, write the card, and publish.
+
+    Args:
+        make_trainer: makes the trainer, which loads the weights.
+        measure: what is measured on the trained model, for its card.
+
+    Raises:
+        UsageError: the folder holds another training.
+        SelfsynthError: another command holds the folder; the loss is no number.
+    """
+    training = recipe.training
+    main = PartialState().is_main_process
+    folder = RunFolder(Path(training.output_dir))
+    with ExitStack() as stack:
+        if main:
+            stack.enter_context(folder)
+            folder.check_identity(prepared.identity)
+            folder.write_config(prepared.identity, sys.argv)
+        PartialState().wait_for_everyone()
+        if folder.card.exists():
+            if main:
+                say(f"finished already: {folder.path}")
+        else:
+            set_seed(training.seed)
+            trainer = make_trainer()
+            # The folder and its checkpoints are those of this identity.
+            trainer.train(resume_from_checkpoint=_checkpoint(recipe, prepared, folder, main))
+            results = list(measure(trainer))
+            _save(recipe, prepared, trainer, folder, results, main)
+    if main and prepared.repo_id:
+        say(f"publishing to {prepared.repo_id}")
+        tell(publish(folder.path, prepared.repo_id, "model", recipe.private))
+
+
+def _checkpoint(
+    recipe: Recipe, prepared: Prepared, folder: RunFolder, main: bool
+) -> str | None:
+    """Return the newest whole checkpoint, after removing what a kill left half written."""
+    if named := recipe.training.resume_from_checkpoint:
+        if named not in ("True", "true"):
+            RunFolder(Path(named).resolve().parent).check_identity(prepared.identity)
+            if not (Path(named) / "trainer_state.json").is_file():
+                raise UsageError(f"{named} is no checkpoint")
+            return named
+    if main:
+        for path in folder.path.glob("checkpoint-*"):
+            # The state is the last file of a checkpoint.
+            try:
+                json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                shutil.rmtree(path)
+    PartialState().wait_for_everyone()
+    found = get_last_checkpoint(str(folder.path))
+    if found and main:
+        say(f"going on from {Path(found).name}")
+    return found
+
+
+def _save(
+    recipe: Recipe,
+    prepared: Prepared,
+    trainer: Trainer,
+    folder: RunFolder,
+    results: Sequence[Result],
+    main: bool,
+) -> None:
+    """Write weights, tokenizer, pictures and provenance, and the card last."""
+    history = trainer.state.log_history
+    trainer.save_model(str(folder.path))  # by all processes: the weights may lie on all of them
+    if not main:
+        return
+    prepared.base.tokenizer.save_pretrained(folder.path)
+    (folder.path / "assets").mkdir(exist_ok=True)
+    draw_loss(folder.path / "assets" / "loss.png", history)
+    draw_rewards(folder.path / "assets" / "rewards.png", history)
+    train = prepared.train
+    made = provenance.build(
+        identity=prepared.identity,
+        seeds={"seed": recipe.training.seed, "order": "rows are shuffled by the Trainer's seed"},
+        engines={},
+        counts=train.counts,
+        tokens={},
+        seconds=folder.seconds,
+        command=sys.argv,
+        parents=prepared.parents,
+        facts={
+            "model_name": folder.path.resolve().name,
+            "base_licence": prepared.base.licence,
+            "languages": list(prepared.base.languages),
+            "library": "peft" if recipe.model.use_peft else "transformers",
+            "rows": dict(table_of(train, recipe.training.max_length)),
+            "steps": trainer.state.global_step,
+            "world_size": recipe.training.world_size,
+            "bf16": bool(recipe.training.bf16),
+            "loss": _last(history, "loss"),
+        },
+    )
+    text = json.dumps(made, indent=2, ensure_ascii=False) + "\n"
+    part = folder.provenance.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, folder.provenance)
+    write_model_card(folder.path, made, results)
+    for path in folder.path.glob("checkpoint-*"):
+        shutil.rmtree(path)
+    say("")
+    say(f"model    {folder.path}")
+    say(f"card     {folder.card}")
+
+
+def _last(history: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    return next((one[key] for one in reversed(history) if key in one), None)
