@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 from transformers import TrainingArguments
+from transformers.hf_argparser import string_to_bool
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import DPOConfig, ModelConfig, RewardConfig, SFTConfig, TrlParser
 
@@ -224,17 +225,12 @@ def _check_values(config: dict[str, Any], parser: argparse.ArgumentParser, path:
         takes_json = isinstance(value, dict) and action.type in (str, dict)
         if isinstance(value, dict | list) and not (takes_json or (many and isinstance(value, list))):
             raise UsageError(f"{path}: {key} must be one value")
-        if isinstance(value, bool) and action.type in (int, float):
+        if isinstance(value, bool) and action.type not in (None, str, string_to_bool):
             raise UsageError(f"{path}: {key} must be a number")
         if action.choices and value is not None and value not in action.choices:
             raise UsageError(f"{path}: {key} must be one of {', '.join(map(str, action.choices))}")
-        if isinstance(value, int | float) and action.type not in (None, str) and not isinstance(
-            value, bool
-        ):
-            try:
-                config[key] = action.type(value)
-            except (ValueError, TypeError, argparse.ArgumentTypeError):
-                raise UsageError(f"{path}: {key} cannot be {value!r}") from None
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            config[key] = str(value)  # argparse reads defaults that are text as it reads flags
 
 
 def settings(recipe: Recipe) -> dict[str, Any]:

@@ -62,6 +62,14 @@ class Checked:
         """Rows asked for, kept and dropped by reason, as cards print them."""
         return {"asked": self.read, "kept": len(self.rows), "dropped": self.dropped}
 
+    def require(self) -> None:
+        """Raise SelfsynthError where no row is left."""
+        if not len(self.rows):
+            why = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items())
+            raise SelfsynthError(
+                f"no pair is left to train on, of {self.read}: {why or 'the split is empty'}"
+            )
+
     @property
     def length_gap(self) -> float:
         """Mean tokens of chosen over those of rejected, less 1: 0.2 is a fifth longer."""
@@ -168,8 +176,8 @@ def check_pairs(
 
     Raises:
         UsageError: a column is missing.
-        SelfsynthError: no row is left; a pair is too long and `on_long` is `raise`; the tokenizer
-            has no chat template.
+        SelfsynthError: a pair is too long and `on_long` is `raise`; the tokenizer has no chat
+            template.
     """
     check_columns(rows, "the dataset")
     template = Template(tokenizer)
@@ -200,9 +208,6 @@ def check_pairs(
     keep = [number for number, reason in enumerate(reasons) if reason is None]
     dropped = Counter(reason for reason in reasons if reason)
     in_order = {reason: dropped[reason] for reason in REASONS if dropped[reason]}
-    if not keep:
-        why = ", ".join(f"{count} {reason}" for reason, count in in_order.items()) or "it is empty"
-        raise SelfsynthError(f"no pair is left to train on, of {len(rows)}: {why}")
     kept = found.select(keep)
     lengths = kept.select_columns(["lengths"]).with_format("numpy")[:]["lengths"]
     return Checked(

@@ -51,8 +51,7 @@ def main() -> None:
         if prepared.test is None:
             say("no test split: nothing says how often the reward is right")
             return []
-        rewards = trainer.predict(trainer.eval_dataset).predictions
-        return accuracies(np.asarray(rewards), prepared.test)
+        return accuracies(trainer.rewards(), prepared.test)
 
     run(recipe, prepared, trainer, measure)
 

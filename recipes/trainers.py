@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch.nn.utils.rnn import pad_sequence
@@ -138,6 +139,18 @@ class PairRewardTrainer(_Watched, RewardTrainer):
             },
             remove_columns=["prompt_ids"],
         )
+
+
+    def rewards(self) -> np.ndarray:
+        """Return the rewards of chosen and rejected on the test split, shape (pairs, 2)."""
+        self.model.eval()
+        found = []
+        for batch in self.get_eval_dataloader():
+            # The upper half of a batch holds the chosen responses, the lower the rejected ones.
+            _, rewards, _ = self.prediction_step(self.model, batch, prediction_loss_only=False)
+            pairs = rewards.reshape(2, -1).T.contiguous()
+            found.append(self.accelerator.gather_for_metrics(pairs).float().cpu().numpy())
+        return np.concatenate(found)
 
 
 class ChosenSFTTrainer(_Watched, SFTTrainer):

@@ -94,6 +94,10 @@ def prepare(recipe: Recipe) -> Prepared:
                     ours.on_long,
                     training.dataset_num_proc,
                 )
+    checked["train"].require()
+    if "test" in checked and not len(checked["test"].rows):
+        say(f"no pair of the test split is left, of {checked['test'].read}: nothing is tested on it")
+        del checked["test"]
     dataset, parent = _lineage(source, commit)
     prepared = Prepared(
         base=base,

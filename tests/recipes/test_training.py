@@ -1,0 +1,171 @@
+"""A training ends as a model with a card, goes on after a kill, and is refused when it is another."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from hub_cards.publish import publish
+from tests.conftest import ROOT
+from tests.recipes.conftest import provenance, write_pairs
+from tests.recipes.test_data import BAD, GOOD, USER
+
+
+def test_a_model_with_card_provenance_and_pictures(train, dataset):
+    done = train("simpo", eval_strategy="steps", eval_steps=1)
+    assert {"README.md", "provenance.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in done.folder.iterdir()
+    }
+    assert {path.name for path in (done.folder / "assets").iterdir()} == {"loss.png", "rewards.png"}
+    assert not list(done.folder.glob("checkpoint-*"))
+    made = provenance(done.folder)
+    assert made["identity"]["method"] == "simpo" and made["identity"]["simpo_gamma"] == 1.0
+    assert made["identity"]["base"].startswith("base (sha256:")
+    assert [parent["type"] for parent in made["parents"]] == ["dataset"]
+    assert made["parents"][0]["run"] == dataset.name
+    card = (done.folder / "README.md").read_text()
+    assert f"{made['counts']['asked']} rows read" in card and "![Loss in training]" in card
+    assert str(done.folder.parent) not in card + json.dumps(made)
+    assert "dropped: too_long" in done.err and "rows out" in done.err
+    again = train("simpo", eval_strategy="steps", eval_steps=1)
+    assert "finished already" in again.err
+    # Logging is no part of what is learned; the margin is.
+    assert "finished already" in train("simpo", logging_steps=2).err
+    refused = train("simpo", simpo_gamma=1.5, status=2)
+    assert "simpo_gamma: 1.0 there, 1.5 here" in refused.err
+
+
+def test_an_adapter(train):
+    done = train("simpo", "--use_peft", "--lora_r=4")
+    made = provenance(done.folder)
+    assert made["facts"]["library"] == "peft" and made["identity"]["lora_r"] == 4
+    assert (done.folder / "adapter_model.safetensors").exists()
+    assert not (done.folder / "model.safetensors").exists()
+
+
+def test_a_dry_run_trains_nothing(train):
+    done = train("dpo", "--dry_run")
+    assert not done.folder.exists()
+    for words in ("rows out", "settings in effect", "max_length: 900", "memory, about", "steps    3"):
+        assert words in done.err
+
+
+@pytest.mark.parametrize("name", ["v1", "main", "commit"])
+def test_tag_branch_and_commit_are_one_version(hub, train, dataset, name):
+    version = publish(dataset, "me/pairs")
+    named = version.commit if name == "commit" else name
+    done = train("simpo", dataset="me/pairs", dataset_revision=named)
+    made = provenance(done.folder)
+    assert made["identity"]["dataset"] == f"me/pairs@{version.commit}"
+    assert made["parents"][-1] == {"repo": "me/pairs", "commit": version.commit, "type": "dataset"}
+    assert version.commit in (done.folder / "README.md").read_text()
+
+
+def test_a_trained_model_is_published_as_a_version(hub, train):
+    flags = ["--push_to_hub", "--hub_model_id=me/tiny", "--use_peft"]
+    train("simpo", *flags)
+    assert list(hub.tags("me/tiny", "model")) == ["v1"]
+    files = hub.files("me/tiny", "v1", "model")
+    assert {"adapter_model.safetensors", "provenance.json", "README.md", "assets/loss.png"} <= set(files)
+    assert not [name for name in files if name.startswith(("requests/", "checkpoint"))]
+    assert not {"config.yaml", "training_args.bin", "run.log"} & set(files)
+    for name, data in files.items():
+        if name.endswith((".json", ".md")):
+            assert b"/pytest-" not in data, name
+    assert "holds the same already" in train("simpo", *flags).err
+
+
+def test_what_cannot_be_published_is_said_first(hub, train, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_reader")
+    failed = train("simpo", "--push_to_hub", "--hub_model_id=me/tiny", status=1)
+    assert "may only read" in failed.err and not failed.folder.exists()
+
+
+BAD_INPUT = {
+    "no such revision": ({"dataset": "me/pairs", "dataset_revision": "v9"}, 1, "no such revision"),
+    "no such dataset": ({"dataset": "me/none"}, 1, "no such repository"),
+    "no such base": ({"model_name_or_path": "me/none"}, 1, "model me/none: no such repository"),
+    "base is nothing": ({"model_name_or_path": "no such"}, 2, "not a Hub id"),
+    "no such GGUF": ({"model_name_or_path": "none.gguf"}, 2, "no such file"),
+    "another configuration": ({"dataset_config": "ledgers"}, 1, "ledgers"),
+}
+
+
+@pytest.mark.parametrize(("changed", "status", "words"), BAD_INPUT.values(), ids=BAD_INPUT)
+def test_bad_input(hub, train, dataset, changed, status, words):
+    publish(dataset, "me/pairs")
+    failed = train("simpo", status=status, **changed)
+    line = failed.err.strip().splitlines()[-1]
+    assert line.startswith("error: ") and words in line
+    assert not failed.folder.exists()
+
+
+def test_a_dataset_of_somebody_else(hub, train):
+    """Rows of another schema, from a repository without our card."""
+    lines = [{"prompt": USER, "chosen": GOOD, "rejected": BAD}, {"prompt": USER, "chosen": GOOD, "rejected": None}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    hub.add("other/pairs", {"train.jsonl": text.encode()})
+    done = train("dpo", dataset="other/pairs")
+    assert provenance(done.folder)["counts"] == {"asked": 2, "kept": 1, "dropped": {"missing": 1}}
+
+
+def test_a_folder_that_is_no_run(train, tmp_path):
+    write_pairs(tmp_path / "mine", [{"prompt": USER, "chosen": GOOD, "rejected": BAD}])
+    failed = train("simpo", dataset=tmp_path / "mine", status=1)
+    assert "provenance.json" in failed.err
+
+
+# ---------------------------------------------------------------- kill and resume
+
+STEPS = 12
+
+
+def command(base, dataset, folder, **changed):
+    settings = {
+        **{"model_name_or_path": base, "dataset": dataset, "output_dir": folder},
+        **{"max_length": 900, "max_steps": STEPS, "logging_steps": 1, "save_steps": 2},
+        **{"per_device_train_batch_size": 2, "learning_rate": 1e-4, "report_to": "none"},
+        **{"disable_tqdm": "true", "simpo_gamma": 1.0, **changed},
+    }
+    return [sys.executable, "recipes/simpo.py", *(f"--{k}={v}" for k, v in settings.items())]
+
+
+def losses(output):
+    lines = (line for line in output.splitlines() if line.startswith("{'loss'"))
+    return [json.loads(line.replace("'", '"'))["loss"] for line in lines]
+
+
+def test_a_kill_in_the_middle_and_the_same_command(base, dataset, tmp_path, python):
+    def run(folder, **changed):
+        return python(*command(base, dataset, folder, **changed)[1:]).stdout
+
+    whole = losses(run(tmp_path / "whole"))
+    assert len(whole) == STEPS
+    killed = tmp_path / "killed"
+    process = subprocess.Popen(
+        command(base, dataset, killed), cwd=ROOT, env=os.environ, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (killed / "checkpoint-4/trainer_state.json").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    # What the kill left half written is no checkpoint.
+    (killed / "checkpoint-400").mkdir()
+    (killed / "checkpoint-400/model.safetensors").write_bytes(b"half")
+    # A checkpoint of another dataset or base is not gone on from.
+    other = command(base, dataset, killed, on_long="truncate")
+    refused = subprocess.run(other, cwd=ROOT, capture_output=True, text=True)
+    assert refused.returncode == 2 and "on_long: 'drop' there, 'truncate' here" in refused.stderr
+    resumed = losses(run(killed))
+    assert 0 < len(resumed) < STEPS and resumed == whole[-len(resumed) :]
+    assert yaml.safe_load((killed / "config.yaml").read_text())["identity"]["max_steps"] == STEPS
+    same = [(folder / "model.safetensors").read_bytes() for folder in (tmp_path / "whole", killed)]
+    assert same[0] == same[1]
