@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from json import JSONDecodeError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,7 +148,9 @@ def hub_errors(named: str) -> Iterator[None]:
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
+        HfHubHTTPError,
         HFValidationError,
+        HTTPError,
         IncompleteSnapshotError,
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
@@ -174,8 +177,14 @@ def hub_errors(named: str) -> Iterator[None]:
         raise SelfsynthError(f"{named}: it is not whole in the cache ({_line(error)})") from None
     except EntryNotFoundError as error:
         raise SelfsynthError(f"{named}: {_line(error)}") from None
-    except Exception as error:  # datasets, its readers and the network share no base
+    except HfHubHTTPError as error:
+        refused = error.response.status_code in (400, 401, 403, 413)
+        said = "refused" if refused else "did not answer"
+        raise SelfsynthError(f"{named}: the Hub {said} ({_line(error)})") from error
+    except (OSError, HTTPError, JSONDecodeError) as error:
         raise SelfsynthError(f"{named}: the Hub did not answer ({_line(error)})") from error
+    except Exception as error:  # datasets and its readers share no base
+        raise SelfsynthError(f"{named}: {_line(error)}") from error
 
 
 def _named(repo: str, revision: str | None, repo_type: str) -> str:
