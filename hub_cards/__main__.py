@@ -109,7 +109,14 @@ def diff(
         named = [(source, None) for source in sources]
     else:
         raise UsageError("diff takes NAME/REPOSITORY V1 V2, or two versions or folders")
-    found = compare(*(fetch(*one, files=FILES)[0] for one in named))
+    folders = [fetch(*one, files=FILES)[0] for one in named]
+    for folder, (source, revision) in zip(folders, named, strict=True):
+        if not (folder / "provenance.json").is_file():
+            which = f"{source}@{revision}" if revision else source
+            raise SelfsynthError(
+                f"{which} holds no dataset of selfsynth: it has no provenance.json"
+            )
+    found = compare(*folders)
     for line in lines_of(found):
         say(line)
     _print(as_json, found)

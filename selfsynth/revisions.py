@@ -175,7 +175,7 @@ def hub_errors(named: str) -> Iterator[None]:
         ) from None
     except (OfflineModeIsEnabled, IncompleteSnapshotError) as error:
         raise SelfsynthError(f"{named}: it is not whole in the cache ({_line(error)})") from None
-    except EntryNotFoundError as error:
+    except (EntryNotFoundError, FileNotFoundError) as error:  # the Hub answered: it is not there
         raise SelfsynthError(f"{named}: {_line(error)}") from None
     except HfHubHTTPError as error:
         refused = error.response.status_code in (400, 401, 403, 413)

@@ -84,6 +84,7 @@ def test_publish_show_diff_verify(hub, make_run, command):
 
 def test_what_cannot_be_shown(hub, make_run, command, tmp_path):
     publish(make_run(), REPO)
+    hub.add(REPO, {"provenance.json": None})
     hub.add("other/secret", {"README.md": b"x"}, private=True)
     hub.add("me/gone", {"README.md": b"x"})
     hub.delete("me/gone")
@@ -96,6 +97,7 @@ def test_what_cannot_be_shown(hub, make_run, command, tmp_path):
         (["show", "other/secret"], 1, "other/secret: no such repository"),
         (["show", "me/no such"], 2, "not a Hub id"),
         (["diff", REPO], 2, "diff takes"),
+        (["diff", REPO, "v1", "main"], 1, "error: me/pairs@main holds no dataset of selfsynth"),
         (["verify", tmp_path], 1, "does not hold together"),
         (["show", tmp_path], 2, "holds no finished dataset"),
         (["publish", tmp_path, "--repo-id", REPO], 2, "holds no finished dataset"),

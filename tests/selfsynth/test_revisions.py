@@ -255,6 +255,9 @@ def test_a_folder_is_a_version_of_its_own(tmp_path):
     assert (rows["prompt"][0], commit) == ("here", None)
     with pytest.raises(SelfsynthError, match=f"^{tmp_path}: (?!the Hub)"):
         load(str(tmp_path), split="x")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SelfsynthError, match=r"empty: (?!the Hub)"):
+        load(str(tmp_path / "empty"))
     assert fetch(str(tmp_path)) == (tmp_path, None)
     with pytest.raises(UsageError, match="is a folder: it has no revision"):
         fetch(str(tmp_path), "v1")
