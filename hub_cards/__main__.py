@@ -23,14 +23,13 @@ import typer
 from huggingface_hub import HfApi
 
 from hub_cards.comparison import compare, lines_of
+from hub_cards.publish import provenance_in, tell
 from hub_cards.publish import publish as publish_folder
-from hub_cards.publish import tell
 from hub_cards.verify import verify as verify_folder
 from hub_cards.versions import history_of, read_repository, table_of
 from selfsynth.errors import DebugOption, SelfsynthError, UsageError, command
 from selfsynth.progress import say
 from selfsynth.revisions import fetch, hub_errors, locate, split_revision
-from selfsynth.runs import RunFolder
 
 FILES = ["README.md", "provenance.json", "data/*", "assets/*"]
 
@@ -70,15 +69,12 @@ def show(
     _check_type(repo_type)
     repo, commit = locate(source, revision, repo_type)
     if commit is None:
-        run = RunFolder(Path(source))
-        if not run.card.is_file():
-            raise SelfsynthError(f"{source} holds no finished dataset: there is no README.md")
-        counts = run.published()["counts"]
+        counts = provenance_in(Path(source), repo_type)["counts"]
         rows = [
             {
                 "tag": "unpublished",
                 **{"commit": None, "tagged": True, "date": None},
-                "rows": counts["kept"],
+                "rows": counts.get("kept"),
                 "changes": [],
             }
         ]
@@ -91,7 +87,7 @@ def show(
                 raise SelfsynthError(f"{repo} at {commit[:12]} is no version (a commit with a tag)")
         elif not rows:
             raise SelfsynthError(f"{repo} has no versions: no tag v1, v2, …")
-    _table(table_of(rows, "pairs" if repo_type == "dataset" else "rows trained on"))
+    _table(table_of(rows, repo_type))
     _print(as_json, rows)
 
 
@@ -113,7 +109,14 @@ def diff(
         named = [(source, None) for source in sources]
     else:
         raise UsageError("diff takes NAME/REPOSITORY V1 V2, or two versions or folders")
-    found = compare(*(fetch(*one, files=FILES)[0] for one in named))
+    folders = [fetch(*one, files=FILES)[0] for one in named]
+    for folder, (source, revision) in zip(folders, named, strict=True):
+        if not (folder / "provenance.json").is_file():
+            which = f"{source}@{revision}" if revision else source
+            raise SelfsynthError(
+                f"{which} holds no dataset of selfsynth: it has no provenance.json"
+            )
+    found = compare(*folders)
     for line in lines_of(found):
         say(line)
     _print(as_json, found)
@@ -131,7 +134,7 @@ def verify(
         say(problem)
     _print(as_json, {"commit": commit, "problems": problems, **counts})
     if problems:
-        raise SelfsynthError(f"{source}: {len(problems)} things do not agree")
+        raise SelfsynthError(f"{source} does not hold together: what does not agree stands above")
     dropped = counts["asked"] - counts["kept"]
     say(
         f"{source}: card, provenance and data agree ({counts['asked']:,} asked for = "

@@ -23,6 +23,19 @@ GENERATED = (
 """Metadata that is always ours; of everything else, what a person changed stays."""
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which `no` is a word, as for the Hub (YAML 1.2): as a language it is Norwegian."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in known if tag != "tag:yaml.org,2002:bool"]
+    for letter, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+
+
 def split_card(card: str) -> tuple[dict[str, Any], str]:
     """Return a card's metadata and its text.
 
@@ -34,7 +47,7 @@ def split_card(card: str) -> tuple[dict[str, Any], str]:
     if not match:
         return {}, card
     try:
-        metadata = yaml.safe_load(match[1])
+        metadata = yaml.load(match[1], _Loader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
     if not isinstance(metadata, dict | None):

@@ -27,14 +27,17 @@ from huggingface_hub import (
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HTTPError,
+    OfflineModeIsEnabled,
     RemoteEntryNotFoundError,
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import validate_repo_id
 
 from hub_cards.cards import inline
-from hub_cards.parts import join_card, merge, part, put, split_card
+from hub_cards.models import PICTURES
+from hub_cards.parts import generated, join_card, merge, part, put, split_card
 from hub_cards.versions import (
+    COUNTED,
     Repository,
     Version,
     history_of,
@@ -53,14 +56,20 @@ MOST_CONFLICTS = 60  # another publisher was faster
 MOST_FAULTS = 5  # the Hub did not do it
 PATIENCE = 1.0  # seconds after the first fault; twice as long after each further one
 
-DATASET_FILES = ("data/", "assets/")
-MODEL_FILES = re.compile(
+DATA_FILE = re.compile(r"data/(train|test|ledger)-[0-9a-f]{8}\.parquet")
+"""Names of the data files of a dataset, by which they are known beside those of other people."""
+
+_DATASET_FILES = re.compile(rf"{DATA_FILE.pattern}|assets/(ledger|margins|lengths)\.png")
+_MODEL_FILES = re.compile(
     r"[^/]+\.(safetensors|gguf|jinja)|(model|adapter_model|tokenizer|tokenizer_config|vocab|config"
     r"|generation_config|adapter_config|added_tokens|special_tokens_map|preprocessor_config"
-    r"|model\.safetensors\.index)\.json|merges\.txt|[^/]+\.model|assets/[^/]+\.png"
+    r"|model\.safetensors\.index)\.json|merges\.txt|[^/]+\.model"
+    rf"|assets/({'|'.join(map(re.escape, PICTURES))})"
     r"|\.eval_results/[^/]+\.yaml"
 )
-"""Files of a model that are published; weights as pickle, checkpoints and logs are not."""
+OURS = {"dataset": _DATASET_FILES, "model": _MODEL_FILES}
+"""Names of the files that are published, beside card and provenance; a version that lacks one of an
+earlier version removes it. Weights as pickle, checkpoints and logs are not among them."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +99,7 @@ class _Folder:
     card: str
     provenance: dict[str, Any]
     content: str
-
-    @property
-    def rows(self) -> str:
-        kept = (self.provenance.get("counts") or {}).get("kept")
-        return "" if kept is None else f"{kept:,} {'pair' if kept == 1 else 'pairs'}"
+    rows: str | None
 
 
 def check(
@@ -140,10 +145,9 @@ def check(
         raise SelfsynthError(f"the Hub did not answer ({_line(error)})") from error
     except Exception as error:
         raise SelfsynthError(f"the Hub did not answer ({_line(error)})") from error
-    owner, slash, name = repo_id.rpartition("/")
-    if not slash:
-        owner, repo_id = who["name"], f"{who['name']}/{name}"
-    _check_rights(who, owner)
+    if "/" not in repo_id:
+        repo_id = f"{who['name']}/{repo_id}"
+    _check_rights(who, repo_id, repo_type)
     named = f"{repo_type} {repo_id}"
     with hub_errors(named):
         try:
@@ -151,6 +155,7 @@ def check(
         except RepositoryNotFoundError:
             is_private = None  # publishing makes it
         if is_private is not None:
+            api.auth_check(repo_id, repo_type=repo_type, write=True)
             read_repository(api, repo_id, repo_type)
     if private and is_private is False:
         raise SelfsynthError(
@@ -161,7 +166,8 @@ def check(
     return repo_id
 
 
-def _check_rights(who: Mapping[str, Any], owner: str) -> None:
+def _check_rights(who: Mapping[str, Any], repo_id: str, repo_type: str) -> None:
+    owner = repo_id.partition("/")[0]
     token = (who.get("auth") or {}).get("accessToken") or {}
     if token.get("role") == "read":
         raise SelfsynthError("the Hub token may only read: make one that may write")
@@ -176,16 +182,18 @@ def _check_rights(who: Mapping[str, Any], owner: str) -> None:
             raise SelfsynthError(f"{who['name']} may only read in the organisation {owner}")
     if token.get("role") == "fineGrained":
         scopes = (token.get("fineGrained") or {}).get("scoped") or []
+        of_all, of_this = (owner, ("user", "org")), (repo_id, (repo_type,))
         rights = {
             right
             for scope in scopes
-            if (scope.get("entity") or {}).get("name", "").split("/")[0] == owner
+            for name, types in (of_all, of_this)
+            if (entity := scope.get("entity") or {}).get("name") == name
+            if entity.get("type") in types
             for right in scope.get("permissions") or []
         }
         if "repo.write" not in rights:
             raise SelfsynthError(
-                f"the Hub token may not write to repositories of {owner}: give it that right in "
-                "its settings"
+                f"the Hub token may not write to {repo_id}: give it that right in its settings"
             )
 
 
@@ -266,7 +274,7 @@ def _attempt(api: HfApi, made: _Folder, repo_id: str, repo_type: str, private: b
             tag=version.tag,
             revision=version.commit,
             repo_type=repo_type,
-            tag_message=made.rows or None,
+            tag_message=made.rows,
         )
     except HfHubHTTPError as error:
         # The Hub may have done it and lost its answer, or another publisher of the same was here.
@@ -291,7 +299,7 @@ def _commit(api: HfApi, made: _Folder, repository: Repository) -> Version:
         theirs,
         theirs if last == repository.head else _card_at(repository, last),
     )
-    gone = {path for path in there if _is_ours(path, repo_type)} - set(made.files)
+    gone = set(filter(OURS[repo_type].fullmatch, there)) - set(made.files)
     title, description = message_of(number, made.rows or repo_type, made.content)
     done = api.create_commit(
         repo_id,
@@ -317,18 +325,14 @@ def _for_the_hub(made: _Folder, repository: Repository, version: Version) -> str
         f'"{repository.repo_id}", revision="{version.tag}"',
         part(card, "load") or "",
     )
-    heading, *rows = table_of(
-        history_of(repository, (version, made.provenance)), _count(repository)
-    )
+    # A tag that is not there yet is on its way, and this table stays.
+    known = [row | {"tagged": True} for row in history_of(repository, (version, made.provenance))]
+    heading, *rows = table_of(known, repository.repo_type)
     lines = ["## Versions", "", f"| {' | '.join(heading)} |", "| --- | --- | --- | ---: | --- |"]
     # The newest first: it is the one that people look for.
     for tag, date, commit, count, changed in reversed(rows):
         lines.append(f"| `{tag}` | {date} | `{commit}` | {count} | {inline(changed)} |")
     return put(put(card, "load", load), "versions", "\n".join(lines))
-
-
-def _count(repository: Repository) -> str:
-    return "pairs" if repository.repo_type == "dataset" else "rows trained on"
 
 
 def _card_at(repository: Repository, commit: str | None) -> str | None:
@@ -355,8 +359,13 @@ def _published(repository: Repository, version: Version, new: bool) -> Published
     )
 
 
-def _read(folder: Path, repo_type: str) -> _Folder:
-    """Return what is published of a folder."""
+def provenance_in(folder: Path, repo_type: str) -> dict[str, Any]:
+    """Return the provenance in the folder of a finished run or model.
+
+    Raises:
+        UsageError: it is no such folder.
+        SelfsynthError: its provenance cannot be read.
+    """
     run = RunFolder(folder)
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder")
@@ -365,32 +374,54 @@ def _read(folder: Path, repo_type: str) -> _Folder:
             f"{folder} holds no finished {repo_type}: there is no README.md with a provenance.json"
         )
     if repo_type == "dataset":
-        run.published()
+        return run.published()
+    try:
+        found = json.loads(run.provenance.read_text(encoding="utf-8"))
+        if not all(isinstance(found[key], dict) for key in ("identity", "counts")):
+            raise TypeError
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SelfsynthError(
+            f"{run.provenance} cannot be read ({type(error).__name__}): nothing says then what the "
+            "model was made from; write card and provenance again"
+        ) from None
+    return found
+
+
+def _read(folder: Path, repo_type: str) -> _Folder:
+    """Return what is published of a folder."""
+    run, provenance = RunFolder(folder), provenance_in(folder, repo_type)
+    if repo_type == "dataset":
         if broken := [path.name for path in run.files() if not run.is_whole(path)]:
             raise SelfsynthError(
                 f"{folder} is not whole: data/{broken[0]} is not what its name says"
             )
-        paths = [*run.files(), *sorted((folder / "assets").glob("*.png"))]
+        paths = [*run.files(), *sorted((folder / "assets").glob("*"))]
     else:
-        paths = [
-            path
-            for path in sorted(folder.rglob("*"))
-            if path.is_file() and MODEL_FILES.fullmatch(path.relative_to(folder).as_posix())
-        ]
-    files = {path.relative_to(folder).as_posix(): path for path in paths}
+        paths = sorted(folder.rglob("*"))
+    names = {path: path.relative_to(folder).as_posix() for path in paths if path.is_file()}
+    files = {name: path for path, name in names.items() if OURS[repo_type].fullmatch(name)}
     heavy = {name: path for name, path in files.items() if not name.startswith("assets/")}
     if not heavy:
         raise UsageError(f"{folder} holds no files of a {repo_type}")
-    provenance = json.loads(run.provenance.read_text(encoding="utf-8"))
     held = {
-        "identity": provenance.get("identity"),
+        "identity": provenance["identity"],
         "files": {name: _sha256(path) for name, path in sorted(heavy.items())},
     }
     content = hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
     card = run.card.read_text(encoding="utf-8")
+    try:
+        text = split_card(card)[1]
+    except ValueError as error:
+        raise SelfsynthError(
+            f"{run.card}: its metadata cannot be read ({str(error)[:200]})"
+        ) from None
+    if generated(text) is None:  # nobody could say then what the next version may replace
+        raise SelfsynthError(f"{run.card} has lost the markers around what was generated")
     if found := secrets_in(card + json.dumps(provenance), folder):
         raise SelfsynthError(f"{folder}: {found} stands in its card or provenance")
-    return _Folder({**files, "provenance.json": run.provenance}, card, provenance, content)
+    kept = provenance["counts"].get("kept")
+    rows = None if kept is None else f"{kept:,} {COUNTED[repo_type]}"
+    return _Folder({**files, "provenance.json": run.provenance}, card, provenance, content, rows)
 
 
 def secrets_in(text: str, folder: Path) -> str | None:
@@ -410,13 +441,6 @@ def secrets_in(text: str, folder: Path) -> str | None:
     return "the path of this folder" if place.count("/") > 1 and place in text else None
 
 
-def _is_ours(path: str, repo_type: str) -> bool:
-    """Whether publishing puts a file of this name into a repository, and so removes it too."""
-    if repo_type == "dataset":
-        return path.startswith(DATASET_FILES)
-    return bool(MODEL_FILES.fullmatch(path))
-
-
 def _retried(error: Exception) -> tuple[int | None, float]:
     """Return the status for which an error is tried again (0: the line was cut) and a wait."""
     for one in _causes(error):
@@ -425,6 +449,8 @@ def _retried(error: Exception) -> tuple[int | None, float]:
             wait = one.response.headers.get("Retry-After", "") if one.response is not None else ""
             known = status in (0, *CONFLICTS, *FAULTS)
             return (status if known else None), min(float(wait), 60.0) if wait.isdigit() else 0.0
+        if isinstance(one, OfflineModeIsEnabled):
+            return None, 0.0
         if isinstance(one, HTTPError | ConnectionError | TimeoutError):
             return 0, 0.0
     return None, 0.0

@@ -6,7 +6,7 @@ Each file is read once: its bytes are hashed, and the same bytes are parsed.
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from hub_cards.cards import size_category
 from hub_cards.parts import generated, split_card
-from hub_cards.publish import secrets_in
+from hub_cards.publish import DATA_FILE, secrets_in
 from selfsynth.schema import LEDGER_SCHEMA, PAIR_SCHEMA, check_dataset, reason_counts, split_of
 
 SHOWN = 20
@@ -40,11 +40,12 @@ def verify(folder: Path) -> tuple[list[str], dict[str, Any]]:
         problems.append(f"the card's metadata cannot be read: {error}")
         metadata, text = {}, card
     try:
-        provenance = json.loads(made) if made else {}
-        stated = provenance["counts"] if made else {}
+        stated = json.loads(made)["counts"] if made else {}
+        if not isinstance(stated, Mapping):
+            raise TypeError
     except (ValueError, KeyError, TypeError):
         problems.append("provenance.json is no provenance: it holds no counts")
-        provenance, stated = {}, {}
+        stated = {}
     if card and generated(text) is None:
         problems.append("the card has lost the markers around what was generated")
     if found := secrets_in(card + made, folder):
@@ -56,7 +57,9 @@ def verify(folder: Path) -> tuple[list[str], dict[str, Any]]:
     for name, value in counted.items():
         if stated and stated.get(name) != value:
             problems.append(f"provenance says {name} {stated.get(name)}, the rows say {value}")
-    problems += _of_the_card(folder, generated(text) or text, metadata, counted)
+    # What a model wrote stands in code blocks, and may look like anything.
+    ours = re.sub(r"^(`{3,})[^`\n]*\n.*?^\1$", "", generated(text) or text, flags=re.M | re.S)
+    problems += _of_the_card(folder, ours, metadata, counted)
     return problems, counted
 
 
@@ -69,70 +72,80 @@ def _text(path: Path, problems: list[str]) -> str:
         return ""
 
 
-def _named_files(metadata: Mapping, problems: list[str]) -> dict[tuple[str, str], str]:
-    """Return the files that the card names, by configuration and split."""
-    try:
-        return {
-            (config["config_name"], one["split"]): one["path"]
-            for config in metadata.get("configs") or []
-            if config["config_name"] in ("default", "ledger")
-            for one in config["data_files"]
-        }
-    except (TypeError, KeyError):
+def _named_files(metadata: Mapping, problems: list[str]) -> list[tuple[str, str, str]]:
+    """Return configuration, split and name of the data files that the card names as ours."""
+    named = [
+        (config["config_name"], str(one.get("split")), one["path"])
+        for config in _mappings(metadata.get("configs"))
+        if config.get("config_name") in ("default", "ledger")
+        for one in _mappings(config.get("data_files"))
+        if isinstance(one.get("path"), str)
+    ]
+    if not named:
         problems.append("the card's configurations do not name the files of each split")
-        return {}
+    return named
 
 
 def _read(
-    folder: Path, metadata: Mapping, named: Mapping[tuple[str, str], str], problems: list[str]
+    folder: Path,
+    metadata: Mapping,
+    named: Sequence[tuple[str, str, str]],
+    problems: list[str],
 ) -> tuple[list[dict], list[dict]]:
     """Return pairs and ledger of the files that the card names, each read once."""
-    infos = metadata.get("dataset_info") or []
     stated = {
-        (info.get("config_name"), split.get("name")): split.get("num_examples")
-        for info in (infos if isinstance(infos, list) else [infos])
-        for split in info.get("splits") or []
+        (str(info.get("config_name")), str(split.get("name"))): split.get("num_examples")
+        for info in _mappings(metadata.get("dataset_info"))
+        for split in _mappings(info.get("splits"))
     }
     rows: dict[str, list[dict]] = {"default": [], "ledger": []}
-    for (config, split), name in named.items():
-        path = folder / name
+    for config, split, name in named:
+        if not DATA_FILE.fullmatch(name):
+            problems.append(f"{name}, which the card names, is not named by its SHA-256")
+            continue
         try:
-            data = path.read_bytes()
+            data = (folder / name).read_bytes()
         except OSError:
             problems.append(f"{name} is named by the card and missing")
             continue
-        if not path.stem.endswith("-" + hashlib.sha256(data).hexdigest()[:8]):
+        if not Path(name).stem.endswith("-" + hashlib.sha256(data).hexdigest()[:8]):
             problems.append(f"{name} is not the file that its name says: its SHA-256 differs")
         try:
             table = pq.read_table(pa.BufferReader(data))
-        except pa.ArrowException as error:
-            problems.append(f"{name} is no parquet file ({str(error)[:100]})")
+            found = table.to_pylist()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            problems.append(f"{name} is no parquet file ({' '.join(str(error).split())[:100]})")
             continue
-        schema = PAIR_SCHEMA if config == "default" else LEDGER_SCHEMA
-        if not table.schema.equals(schema):
-            odd = sorted(set(map(str, table.schema)) ^ set(map(str, schema)))
-            problems.append(f"{name} has another schema: {'; '.join(odd)}")
         if stated.get((config, split)) != table.num_rows:
             problems.append(
                 f"the card says {stated.get((config, split))} rows in {config}/{split}, "
                 f"{name} has {table.num_rows}"
             )
-        found = table.to_pylist()
-        if config == "default" and {"prompt", "id"} <= set(table.column_names):
+        schema = PAIR_SCHEMA if config == "default" else LEDGER_SCHEMA
+        if not table.schema.equals(schema):
+            odd = sorted(set(map(str, table.schema)) ^ set(map(str, schema)))
+            problems.append(f"{name} has another schema: {'; '.join(odd)}")
+            continue  # nothing is known of such rows
+        if config == "default":
             problems += _some(_misplaced(found, split))
         rows[config] += found
     there = {f"data/{path.name}" for path in (folder / "data").glob("*")}
-    problems += [
-        f"{name} is there and not named by the card" for name in there - set(named.values())
-    ]
+    left = sorted(filter(DATA_FILE.fullmatch, there - {name for *_, name in named}))
+    problems += [f"{name} is there and not named by the card" for name in left]
     return rows["default"], rows["ledger"]
 
 
+def _mappings(value: object) -> list[Mapping]:
+    """Return the mappings in a list of the card's metadata: a person may have edited it."""
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+
+
 def _misplaced(rows: list[dict], split: str) -> list[str]:
+    last = [(row["id"], (row["prompt"] or [None])[-1]) for row in rows]
     return [
-        f"pair {row['id']} belongs to split {split_of(row['prompt'][-1]['content'])}, not {split}"
-        for row in rows
-        if row["prompt"] and split_of(row["prompt"][-1]["content"]) != split
+        f"pair {name} belongs to split {split_of(turn['content'])}, not {split}"
+        for name, turn in last
+        if turn and turn["content"] and split_of(turn["content"]) != split
     ]
 
 

@@ -27,6 +27,9 @@ _TAG = re.compile(r"v([1-9]\d*)")
 _MARK = re.compile(r"^selfsynth-content: ([0-9a-f]{64})$", re.MULTILINE)
 VALUE_CHARACTERS = 60
 
+COUNTED = {"dataset": "pairs", "model": "rows trained on"}
+"""What the rows are that a version counts, by the type of its repository."""
+
 
 @dataclass(frozen=True)
 class Version:
@@ -44,7 +47,7 @@ class Version:
     commit: str
     tagged: bool
     content: str | None
-    date: datetime | None
+    date: datetime
 
     @property
     def tag(self) -> str:
@@ -82,36 +85,38 @@ def message_of(number: int, what: str, content: str) -> tuple[str, str]:
 def read_repository(api: HfApi, repo_id: str, repo_type: str) -> Repository:
     """Ask the Hub which versions a repository has."""
     refs = api.list_repo_refs(repo_id, repo_type=repo_type)
-    history = api.list_repo_commits(repo_id, repo_type=repo_type)
-    dates = {one.commit_id: one.created_at for one in history}
+    main = api.list_repo_commits(repo_id, repo_type=repo_type)
+    known = {one.commit_id: one for one in main}
+    tags = {ref.name: ref.target_commit for ref in refs.tags}
+    numbers = {int(name[1:]): commit for name, commit in tags.items() if _TAG.fullmatch(name)}
+    for number, commit in numbers.items():
+        if commit not in known:  # off `main`, which somebody set back or squashed
+            revision = f"v{number}"
+            known[commit] = api.list_repo_commits(repo_id, repo_type=repo_type, revision=revision)[
+                0
+            ]
     claims = {}
-    for one in history:
+    for commit, one in known.items():
         number, mark = _TAG.match(one.title), _MARK.search(one.message or "")
         if number and mark:
-            claims[one.commit_id] = int(number[1]), mark[1]
-    versions = []
-    tags = {ref.name: ref.target_commit for ref in refs.tags}
-    for name, commit in tags.items():
-        if number := _TAG.fullmatch(name):
-            if commit not in dates:  # off `main`, which somebody set back
-                (newest, *_) = api.list_repo_commits(repo_id, repo_type=repo_type, revision=name)
-                dates[commit] = newest.created_at
-            content = claims.get(commit, (0, None))[1]
-            versions.append(Version(int(number[1]), commit, True, content, dates[commit]))
+            claims[commit] = int(number[1]), mark[1]
+    versions = [
+        Version(number, commit, True, claims.get(commit, (0, None))[1], known[commit].created_at)
+        for number, commit in numbers.items()
+    ]
     done = set(tags.values())
     versions += [
-        Version(number, commit, False, content, dates[commit])
+        Version(number, commit, False, content, known[commit].created_at)
         for commit, (number, content) in claims.items()
         if commit not in done
     ]
-    names = [*tags, *(ref.name for ref in refs.branches)]
-    taken = {int(name[1:]) for name in names if _TAG.fullmatch(name)}
+    branches = {int(ref.name[1:]) for ref in refs.branches if _TAG.fullmatch(ref.name)}
     return Repository(
         repo_id,
         repo_type,
-        history[0].commit_id if history else None,
+        main[0].commit_id if main else None,
         sorted(versions, key=lambda version: (version.number, version.tagged)),
-        frozenset(taken | {number for number, _ in claims.values()}),
+        frozenset(branches.union(numbers, (number for number, _ in claims.values()))),
     )
 
 
@@ -155,9 +160,11 @@ def history_of(
                 "tag": version.tag,
                 "commit": version.commit or None,
                 "tagged": version.tagged,
-                "date": version.date and version.date.isoformat(timespec="seconds"),
+                "date": version.date.isoformat(timespec="seconds"),
                 "rows": counts.get("kept"),
-                "changes": what_changed(before, made) if made and rows else ["first version"],
+                "changes": (what_changed(before, made) if made else [])
+                if rows
+                else ["first version"],
             }
         )
         before = made or before
@@ -178,9 +185,9 @@ def what_changed(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> list[
     return found or ["the same settings"]
 
 
-def table_of(rows: Sequence[Mapping[str, Any]], count: str) -> list[list[str]]:
-    """Return a history as cells of text, its heading first; `count` says what the rows are."""
-    heading = ["version", "date", "commit", count, "what changed"]
+def table_of(rows: Sequence[Mapping[str, Any]], repo_type: str) -> list[list[str]]:
+    """Return a history as cells of text, its heading first."""
+    heading = ["version", "date", "commit", COUNTED[repo_type], "what changed"]
     return [heading] + [
         [
             row["tag"] + ("" if row["tagged"] else " (without its tag)"),

@@ -175,12 +175,16 @@ def hub_errors(named: str) -> Iterator[None]:
         ) from None
     except (OfflineModeIsEnabled, IncompleteSnapshotError) as error:
         raise SelfsynthError(f"{named}: it is not whole in the cache ({_line(error)})") from None
-    except EntryNotFoundError as error:
+    except (EntryNotFoundError, FileNotFoundError) as error:  # the Hub answered: it is not there
         raise SelfsynthError(f"{named}: {_line(error)}") from None
-    except (HfHubHTTPError, HTTPError, ConnectionError, TimeoutError, JSONDecodeError) as error:
+    except HfHubHTTPError as error:
+        refused = error.response.status_code in (400, 401, 403, 413)
+        said = "refused" if refused else "did not answer"
+        raise SelfsynthError(f"{named}: the Hub {said} ({_line(error)})") from error
+    except (OSError, HTTPError, JSONDecodeError) as error:
         raise SelfsynthError(f"{named}: the Hub did not answer ({_line(error)})") from error
     except Exception as error:  # datasets and its readers share no base
-        raise SelfsynthError(f"{named}: it cannot be loaded ({_line(error)})") from error
+        raise SelfsynthError(f"{named}: {_line(error)}") from error
 
 
 def _named(repo: str, revision: str | None, repo_type: str) -> str:

@@ -104,9 +104,10 @@ class RunFolder:
         return counts if whole and not counts["dropped"].get("request_failed") else None
 
     def files(self) -> list[Path]:
-        """Return the data files that the card names."""
-        text = self.card.read_text(encoding="utf-8")
-        named = re.findall(r"^ *(?:- )?path: (data/\S+)$", text, re.MULTILINE)
+        """Return the data files that the card's front matter names."""
+        # Further down stand samples, in which a model may have written anything.
+        front = self.card.read_text(encoding="utf-8").removeprefix("---\n").partition("\n---\n")[0]
+        named = re.findall(r"^ *(?:- )?path: (data/\S+)$", front, re.MULTILINE)
         return [self.path / name for name in named]
 
     @staticmethod

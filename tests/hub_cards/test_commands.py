@@ -1,6 +1,7 @@
 """`python -m hub_cards`: show, diff and verify, on the Hub and in folders."""
 
 import json
+import random
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 
 from hub_cards.__main__ import app
 from hub_cards.comparison import compare, lines_of
+from hub_cards.parts import join_card, split_card
 from hub_cards.publish import publish
 from hub_cards.verify import verify
 from selfsynth.errors import report
@@ -82,6 +84,7 @@ def test_publish_show_diff_verify(hub, make_run, command):
 
 def test_what_cannot_be_shown(hub, make_run, command, tmp_path):
     publish(make_run(), REPO)
+    hub.add(REPO, {"provenance.json": None})
     hub.add("other/secret", {"README.md": b"x"}, private=True)
     hub.add("me/gone", {"README.md": b"x"})
     hub.delete("me/gone")
@@ -94,8 +97,9 @@ def test_what_cannot_be_shown(hub, make_run, command, tmp_path):
         (["show", "other/secret"], 1, "other/secret: no such repository"),
         (["show", "me/no such"], 2, "not a Hub id"),
         (["diff", REPO], 2, "diff takes"),
-        (["verify", tmp_path], 1, "things do not agree"),
-        (["show", tmp_path], 1, "holds no finished dataset"),
+        (["diff", REPO, "v1", "main"], 1, "error: me/pairs@main holds no dataset of selfsynth"),
+        (["verify", tmp_path], 1, "does not hold together"),
+        (["show", tmp_path], 2, "holds no finished dataset"),
         (["publish", tmp_path, "--repo-id", REPO], 2, "holds no finished dataset"),
         (["show", REPO, "--repo-type", "space"], 2, "must be dataset or model"),
     ]
@@ -172,7 +176,7 @@ SPOILT = {
         "named by the card and missing",
     ),
     "a file too much": (
-        lambda run: (run / "data/left-00000000.parquet").write_bytes(b""),
+        lambda run: (run / "data/train-00000000.parquet").write_bytes(b""),
         "is there and not named",
     ),
     "no parquet": (
@@ -225,6 +229,105 @@ def test_what_does_not_agree_is_named(make_run, name):
     spoil(run)
     problems, _ = verify(run)
     assert any(words in problem for problem in problems), problems
+
+
+LIKE_A_CARD = """\
+path: data/train.csv
+- path: data/train-00000000.parquet
+| kept | 5 | 10.0 % | a row |
+41 asked for = 41 kept + 0 dropped.
+![A picture](assets/cat.png)
+````
+"""
+
+
+def test_what_a_model_wrote_is_not_taken_for_the_card(hub, tmp_path):
+    pairs, ledger = make_rows(4)
+    for row in [*pairs, *ledger]:
+        row["persona"] = LIKE_A_CARD
+    write(tmp_path / "run", pairs, ledger)
+    assert LIKE_A_CARD in (tmp_path / "run/README.md").read_text()
+    assert verify(tmp_path / "run")[0] == []
+    assert publish(tmp_path / "run", REPO).tag == "v1"
+
+
+def spoil_metadata(run, key, value):
+    metadata, text = split_card((run / "README.md").read_text())
+    (run / "README.md").write_text(join_card(metadata | {key: value}, text))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("configs", "all of them"),
+        ("configs", ["default"]),
+        ("configs", [{"config_name": "default", "data_files": "data/*"}]),
+        ("configs", [{"config_name": "default", "data_files": [{"split": [1], "path": [2]}]}]),
+        ("configs", [{"config_name": "default", "data_files": [{"path": "../../etc/hosts"}]}]),
+        ("configs", [{"config_name": ["default"], "data_files": None}]),
+        ("dataset_info", "much"),
+        ("dataset_info", ["default"]),
+        ("dataset_info", [{"config_name": "default", "splits": 3}]),
+        ("dataset_info", [{"config_name": ["default"], "splits": [{"name": [1]}]}]),
+        ("size_categories", {"n": 1}),
+    ],
+)
+def test_metadata_of_any_shape_is_a_problem_and_no_crash(make_run, key, value):
+    run = make_run()
+    spoil_metadata(run, key, value)
+    assert verify(run)[0] != []
+
+
+@pytest.mark.parametrize("text", ["null", "7", '{"counts": [1]}', '{"counts": {"asked": {}}}'])
+def test_provenance_of_any_shape_is_a_problem_and_no_crash(make_run, text):
+    run = make_run()
+    (run / "provenance.json").write_text(text)
+    assert any("provenance" in problem for problem in verify(run)[0])
+
+
+def test_bytes_that_flipped_are_a_problem_and_no_crash(make_run):
+    run, dice = make_run(), random.Random(0)
+    for path in (run / "data").iterdir():
+        whole = path.read_bytes()
+        for _ in range(40):
+            flipped = bytearray(whole)
+            for _ in range(3):
+                flipped[dice.randrange(len(whole))] ^= 255
+            path.write_bytes(flipped)
+            assert any("SHA-256 differs" in problem for problem in verify(run)[0])
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"id": "x", "prompt": "words"}],
+        [{"id": None, "prompt": [None]}],
+        [{"status": [1], "reason": {"a": 1}, "index": [2]}],
+        pa.Table.from_pylist([dict.fromkeys(PAIR_SCHEMA.names)], PAIR_SCHEMA),
+        pa.Table.from_pylist([{"id": "x", "prompt": [None]}], PAIR_SCHEMA),
+        pa.Table.from_pylist([{"id": "x", "prompt": [{"role": "user"}]}], PAIR_SCHEMA),
+    ],
+)
+def test_rows_of_any_shape_are_a_problem_and_no_crash(make_run, rows):
+    run = make_run()
+    table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows)
+    for path in (run / "data").iterdir():
+        pq.write_table(table, path)
+    assert any("has another schema" in problem for problem in verify(run)[0])
+
+
+def test_a_version_of_which_nothing_is_known_is_not_the_first(hub, make_run, command):
+    publish(make_run("one"), REPO)
+    hub.add(REPO, {"provenance.json": b"gone"}, tags=["v2"])
+    shown = json.loads(command("show", REPO, "--json").stdout)
+    assert [row["changes"] for row in shown] == [["first version"], []]
+
+
+def test_the_folder_of_a_model_is_shown(tmp_path, command):
+    (tmp_path / "README.md").write_text("x")
+    (tmp_path / "provenance.json").write_text('{"identity": {}, "counts": {}}')
+    assert "unknown" in command("show", tmp_path, "--repo-type", "model").stderr
 
 
 def test_a_problem_of_a_thousand_rows_is_told_in_a_few_lines(make_run):

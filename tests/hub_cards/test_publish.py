@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from datasets import load_dataset
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, close_session
 
 from hub_cards import Result, write_model_card
 from hub_cards.publish import check, publish, secrets_in
@@ -217,6 +218,30 @@ def test_main_moves_before_our_commit(hub, make_run):
     assert len(publishes(hub)) == 2
 
 
+def test_versions_that_main_has_lost_are_known_by_their_tags(hub, make_run):
+    """A person squashed the history."""
+    one, two = make_run("one"), make_run("two", seed=1)
+    publish(one, REPO)
+    second = publish(two, REPO)
+    repo = hub.repos["dataset", REPO]
+    repo.commit("main", repo.branches.pop("main").blobs, "Squashed")
+    assert len(hub.commits(REPO)) == 1
+    again = publish(two, REPO)
+    assert (again.tag, again.commit, again.new) == ("v2", second.commit, False)
+    assert publish(one, REPO).tag == "v3"
+
+
+def test_a_tag_that_is_on_its_way_is_no_news_on_the_next_card(hub, make_run):
+    one, two = make_run("one"), make_run("two", seed=1)
+    hub.fault = lambda method, path, number: 403 if "/tag/" in path else None
+    with pytest.raises(SelfsynthError, match="the Hub refused"):
+        publish(one, REPO)
+    hub.fault = None
+    assert publish(two, REPO).tag == "v2"
+    assert publish(one, REPO).tag == "v1"
+    assert "| `v1` |" in hub.files(REPO, "v2")["README.md"].decode()
+
+
 def test_a_tag_or_branch_of_that_name_is_somebody_elses(hub, make_run):
     hub.add(REPO, {"README.md": b"# Mine"}, tags=["v3", "release"])
     HfApi(endpoint=hub.url, token="hf_me").create_branch(REPO, branch="v4", repo_type="dataset")
@@ -258,6 +283,34 @@ def test_what_a_person_wrote_on_the_card_stays(hub, make_run):
     assert before.strip().endswith("# Read me first")
     assert after.strip() == "## Thanks\n\nTo all."
     assert "## Limits\n" in inside and "as I see them" not in card
+
+
+def test_what_a_person_added_beside_our_files_stays(hub, make_run, tmp_path):
+    publish(make_run("one"), REPO)
+    config = "configs:\n- config_name: mine\n  data_files: data/mine.csv\n"
+    card = hub.files(REPO)["README.md"].decode().replace("configs:\n", config, 1)
+    card += "\n![Our logo](assets/logo.png)\n"
+    theirs = {"data/mine.csv": b"a\n1\n", "assets/logo.png": b"x", "data/train-1.parquet": b"y"}
+    hub.add(REPO, {"README.md": card.encode(), **theirs})
+    publish(make_run("two", seed=1), REPO)
+    files = hub.files(REPO, "v2")
+    assert theirs.items() <= files.items()
+    assert b"data_files: data/mine.csv" in files["README.md"]
+    assert b"(assets/logo.png)" in files["README.md"]
+    for name, data in files.items():
+        (tmp_path / "got" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "got" / name).write_bytes(data)
+    assert verify(tmp_path / "got")[0] == []
+
+
+def test_words_that_older_yaml_takes_for_truth_values_stay_words(hub, make_run):
+    publish(make_run("one"), REPO)
+    card = hub.files(REPO)["README.md"].decode()
+    card = card.replace("language:\n- en\n", "language: no\npretty_name2: on\nok: true\n")
+    hub.add(REPO, {"README.md": card.encode()})
+    publish(make_run("two", seed=1), REPO)
+    metadata = yaml.safe_load(hub.files(REPO, "v2")["README.md"].decode().split("---\n")[1])
+    assert (metadata["language"], metadata["pretty_name2"], metadata["ok"]) == ("no", "on", True)
 
 
 def test_a_card_that_was_there_before_us(hub, make_run):
@@ -317,6 +370,9 @@ def test_an_organisation_and_a_name_alone(hub, make_run):
         ([{"entity": {"type": "user", "name": "me"}, "permissions": ["repo.write"]}], True),
         ([{"entity": {"type": "user", "name": "me"}, "permissions": ["repo.content.read"]}], False),
         ([{"entity": {"type": "org", "name": "team"}, "permissions": ["repo.write"]}], False),
+        ([{"entity": {"type": "dataset", "name": REPO}, "permissions": ["repo.write"]}], True),
+        ([{"entity": {"type": "model", "name": REPO}, "permissions": ["repo.write"]}], False),
+        ([{"entity": {"type": "dataset", "name": "me/x"}, "permissions": ["repo.write"]}], False),
         ([], False),
     ],
 )
@@ -329,8 +385,27 @@ def test_fine_grained_tokens(hub, monkeypatch, scoped, allowed):
     if allowed:
         assert check(REPO) == REPO
     else:
-        with pytest.raises(SelfsynthError, match="may not write to repositories of me"):
+        with pytest.raises(SelfsynthError, match=f"may not write to {REPO}"):
             check(REPO)
+
+
+def test_a_repository_of_another_member(hub):
+    """Whoever contributes to an organisation may make repositories there, and write to no other."""
+    hub.tokens["hf_me"]["orgs"] = [{"name": "team", "roleInOrg": "contributor"}]
+    hub.add("team/theirs", {"README.md": b"x"})
+    assert check("team/new") == "team/new"
+    with pytest.raises(SelfsynthError, match="dataset team/theirs: the Hub refused"):
+        check("team/theirs")
+
+
+def test_offline_nothing_is_tried_again(hub, make_run, monkeypatch):
+    waited = []
+    monkeypatch.setattr("hub_cards.publish.time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    close_session()  # a session knows from its beginning whether it is offline
+    with pytest.raises(SelfsynthError, match="offline mode is enabled"):
+        publish(make_run(), REPO)
+    assert waited == [] and hub.requests == []
 
 
 def test_private_means_private(hub, make_run):
@@ -357,6 +432,32 @@ def test_a_folder_that_is_not_whole(hub, make_run, tmp_path):
     data.write_bytes(data.read_bytes()[:-1])
     with pytest.raises(SelfsynthError, match="is not what its name says"):
         publish(run, REPO)
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda card: card.replace("tags:", "tags: [", 1), "its metadata cannot be read"),
+        (lambda card: card.replace("<!-- selfsynth:begin -->", ""), "has lost the markers"),
+        (lambda card: card.replace("<!-- selfsynth:end -->", ""), "has lost the markers"),
+    ],
+)
+def test_a_card_that_no_later_version_could_replace(hub, make_run, change, words):
+    run = make_run()
+    (run / "README.md").write_text(change((run / "README.md").read_text()))
+    with pytest.raises(SelfsynthError, match=words):
+        publish(run, REPO)
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"identity": {}, "counts": [1]}'])
+def test_a_model_without_provenance(hub, tmp_path, text):
+    for name in ("model.safetensors", "README.md"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "provenance.json").write_text(text)
+    with pytest.raises(SelfsynthError, match=r"provenance\.json cannot be read"):
+        publish(tmp_path, REPO, "model")
     assert hub.requests == []
 
 
@@ -435,6 +536,7 @@ def test_a_model_is_a_version_too(hub, tmp_path):
     card = files["README.md"].decode()
     assert '"me/tiny", revision="v1"' in card and "<repo>" not in card and "## Versions" in card
     assert done.url == f"{hub.url}/me/tiny/tree/v1"
+    assert hub.commits("me/tiny", "model")[0].title == "v1: 10 rows trained on"
     # Weights in other files, and no results: what is gone is removed.
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     write_model_card(folder, provenance)

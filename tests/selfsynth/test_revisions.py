@@ -30,6 +30,7 @@ class Hub(BaseHTTPRequestHandler):
         answers = {
             "me/private": (401, {"error": "Invalid username or password."}, {}),
             "me/gated": (403, {"error": "Ask for access."}, {"X-Error-Code": "GatedRepo"}),
+            "me/odd": (400, {"error": "Not like this."}, {}),
             "me/broken": (500, {"error": "Something\nbroke"}, {}),
             "me/nothing": (200, {"id": repo, "siblings": []}, {}),
             "me/garbage": (200, None, {}),
@@ -149,6 +150,7 @@ def test_what_only_looks_like_a_commit_is_looked_up(hub, revision):
         ("me/private", None, "dataset me/private: .*(HF_TOKEN|401)"),
         ("me/gated", "v1", "dataset me/gated@v1: .*(HF_TOKEN|403)"),
         ("me/broken", None, "dataset me/broken: the Hub did not answer .*500"),
+        ("me/odd", None, "dataset me/odd: the Hub refused .*Not like this"),
         ("me/nothing", None, "dataset me/nothing: the Hub names no commit for it"),
         ("me/garbage", None, "dataset me/garbage: the Hub did not answer"),
     ],
@@ -251,6 +253,11 @@ def test_a_folder_is_a_version_of_its_own(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"prompt": "here"}\n')
     rows, commit = load(str(tmp_path), split="train")
     assert (rows["prompt"][0], commit) == ("here", None)
+    with pytest.raises(SelfsynthError, match=f"^{tmp_path}: (?!the Hub)"):
+        load(str(tmp_path), split="x")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SelfsynthError, match=r"empty: (?!the Hub)"):
+        load(str(tmp_path / "empty"))
     assert fetch(str(tmp_path)) == (tmp_path, None)
     with pytest.raises(UsageError, match="is a folder: it has no revision"):
         fetch(str(tmp_path), "v1")
