@@ -120,8 +120,12 @@ def _convert(path: Path, folder: Path) -> None:
                 f"({numbers:,} weights, not {model.num_parameters():,})"
             )
         _set_special_tokens(tokenizer, model, reader, path.name)
-        if architecture == "gemma2" and model.config.num_hidden_layers != 46:  # the 27B's
-            model.config.query_pre_attn_scalar = model.config.head_dim  # a GGUF does not say it
+        if architecture == "gemma2":  # a GGUF does not say it, llama.cpp knows the 27B by its size
+            config = model.config
+            big = config.num_hidden_layers == 46
+            config.query_pre_attn_scalar = (
+                config.hidden_size // config.num_attention_heads if big else config.head_dim
+            )
         # Trainer refuses a model that is marked as quantised, and here none is any more.
         del model.hf_quantizer, model.config.quantization_config
         model.is_quantized = False

@@ -135,6 +135,16 @@ def test_the_same_model(tiny):
     assert logits(load(tiny.folder), ids).allclose(logits(tiny.model, ids), atol=1e-4)
 
 
+def test_trainers_take_it(tiny, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    rows = [{"input_ids": [1, 5, 6, 7, 2], "labels": [1, 5, 6, 7, 2]}]
+    options = TrainingArguments(
+        tmp_path, max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True
+    )
+    assert Trainer(load(tiny.folder), options, train_dataset=rows).train().global_step == 1
+
+
 def test_what_trainers_need(tiny):
     config = json.loads((tiny.folder / "config.json").read_text())
     assert config["architectures"] == [type(tiny.model).__name__] and config["dtype"] == "float32"
