@@ -42,8 +42,8 @@ Model = Annotated[
     str,
     typer.Option(
         callback=_given,
-        help="embedded or embedded-1.5b; a GGUF (path or REPO:FILE.gguf, or "
-        "BASE.gguf+LORA.gguf); a Hub id or folder; with --base-url a server's name for it",
+        help="embedded or embedded-1.5b; a GGUF (path or REPO:FILE.gguf); either of them as "
+        "BASE+LORA.gguf; a Hub id or folder; with --base-url a server's name for it",
     ),
 ]
 BaseUrl = Annotated[

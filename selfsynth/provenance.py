@@ -138,8 +138,9 @@ def _cut_value(value: str, option: str) -> str:
     value = re.sub(r"[A-Za-z][A-Za-z0-9+.-]*://\S*", "<url>", value)
     # A path that does not exist yet can look like a Hub id: after these options it never is one.
     never_on_hub = option in ("--output-dir", "--config", "--reuse", "--decontaminate")
-    # BASE.gguf+LORA.gguf is two paths; a "+" elsewhere is a part of a name.
-    return "+".join(_cut_path(part, never_on_hub) for part in re.split(r"(?<=\.gguf)\+", value))
+    # BASE.gguf+LORA.gguf is two paths, embedded+LORA.gguf one; a "+" elsewhere is a part of a name.
+    parts = re.split(r"(?<=\.gguf)\+|(?<=^embedded)\+|(?<=^embedded-1\.5b)\+", value)
+    return "+".join(_cut_path(part, never_on_hub) for part in parts)
 
 
 def _cut_path(text: str, never_on_hub: bool) -> str:

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,12 +19,16 @@ from selfsynth.revisions import resolve, split_revision
 from selfsynth.serving.engines import Engine, llama, vllm
 from selfsynth.serving.weights import (
     EMBEDDED,
+    Embedded,
     fetch_embedded,
     fetch_gguf,
     folder_sha256,
     has_chat_template,
     sha256_of,
 )
+
+# A "+" elsewhere is a part of a name.
+_WITH_LORA = re.compile(rf"(?P<base>{'|'.join(map(re.escape, EMBEDDED))}|.*?\.gguf)\+(?P<lora>.*)")
 
 
 @dataclass(frozen=True)
@@ -85,14 +89,14 @@ class Model:
     api_key: str | None = field(default=None, repr=False)
 
     @property
-    def embedded(self) -> bool:
-        """Whether this is one of the two models that come with selfsynth."""
-        return self.spec in EMBEDDED and not self.urls
+    def embedded(self) -> Embedded | None:
+        """Which of the models that come with selfsynth this is, with or without an adapter."""
+        return None if self.urls else EMBEDDED.get(self.spec.partition("+")[0])
 
     @property
     def by_llama(self) -> bool:
         """Whether llama.cpp serves it."""
-        return self.embedded or self.gguf is not None
+        return self.embedded is not None or self.gguf is not None
 
 
 def find(spec: str, base_urls: Sequence[str] = (), api_key_env: str | None = None) -> Model:
@@ -100,7 +104,7 @@ def find(spec: str, base_urls: Sequence[str] = (), api_key_env: str | None = Non
 
     Args:
         spec: `embedded` or `embedded-1.5b`; a GGUF path or `REPO:FILE.gguf`;
-            `BASE.gguf+LORA.gguf`; a Hub id or folder, `ID@REVISION` allowed; or, with
+            either of these as `BASE+LORA.gguf`; a Hub id or folder, `ID@REVISION` allowed; or, with
             `base_urls`, the name those servers know.
         base_urls: URLs of running servers, as `https://host/v1`.
         api_key_env: the name of the environment variable that holds their key.
@@ -120,12 +124,16 @@ def find(spec: str, base_urls: Sequence[str] = (), api_key_env: str | None = Non
     if spec in EMBEDDED:
         known = EMBEDDED[spec]
         return Model(spec, known.model, f"sha256:{known.sha256}", known.licence)
-    base, plus, lora = spec.partition(".gguf+")
-    if plus:
-        found = [fetch_gguf(base + ".gguf"), fetch_gguf(lora)]
-        prints = "+".join(f"sha256:{sha256_of(path)}" for path, _ in found)
-        name = "+".join(name for _, name in found)
-        return Model(spec, name, prints, gguf=found[0][0], lora=found[1][0])
+    if parts := _WITH_LORA.fullmatch(spec):
+        base, (path, name) = find(parts["base"]), fetch_gguf(parts["lora"])
+        return replace(
+            base,
+            spec=spec,
+            model=f"{base.model}+{name}",
+            fingerprint=f"{base.fingerprint}+sha256:{sha256_of(path)}",
+            licence=None,  # the adapter does not say under which it is
+            lora=path,
+        )
     if spec.endswith(".gguf"):
         path, name = fetch_gguf(spec)
         return Model(spec, name, f"sha256:{sha256_of(path)}", gguf=path)
@@ -172,7 +180,7 @@ def serve(
         )
         return
     if model.by_llama:
-        gguf = fetch_embedded(EMBEDDED[model.spec]) if model.embedded else model.gguf
+        gguf = fetch_embedded(model.embedded) if model.embedded else model.gguf
         # One name for every GGUF: its path is nobody's business, its fingerprint tells it apart.
         name, start = "gguf", llama(gguf, model.lora, "gguf", slots, context, log, own_sampling)
     else:

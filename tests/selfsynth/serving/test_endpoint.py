@@ -52,6 +52,10 @@ def alone(monkeypatch, tmp_path):
         ("base.gguf+", "no such file: "),
         ("none.gguf+base.gguf", "no such file: none.gguf"),
         ("base.gguf+text.gguf", "text.gguf is not a GGUF file"),
+        ("embedded+none.gguf", "no such file: none.gguf"),
+        ("embedded-1.5b+text.gguf", "text.gguf is not a GGUF file"),
+        ("embedded+", "no such file: "),
+        ("embedded-7b+base.gguf", "no such file: embedded-7b+base.gguf"),
         ("folder.gguf", "no such file: folder.gguf"),
         ("some/model@", "names no revision"),
         ("@v1", "'' is not a Hub id"),
@@ -193,6 +197,20 @@ def test_a_gguf_with_a_lora():
     assert (model.gguf, model.lora) == (Path("base.gguf"), Path("lora.gguf"))
     assert model.model == model.fingerprint == f"{sha(b'GGUF base')}+{sha(b'GGUF lora')}"
     assert model.fingerprint not in (find("base.gguf").fingerprint, find("lora.gguf").fingerprint)
+
+
+def test_an_embedded_model_with_a_lora(monkeypatch, engines):
+    monkeypatch.setattr(endpoint, "fetch_embedded", lambda known: MODEL)
+    MODEL.write_bytes(b"GGUF tokenizer.chat_template")
+    Path("lora.gguf").write_bytes(b"GGUF lora")
+    for name, known in EMBEDDED.items():
+        model = find(f"{name}+lora.gguf")
+        assert model.fingerprint == f"sha256:{known.sha256}+{sha(b'GGUF lora')}"
+        assert model.model == f"{known.model}+{sha(b'GGUF lora')}"
+        assert model.embedded == known and model.by_llama and model.licence is None
+        with serve(model, 8, 2048, Path("log")) as end:
+            assert engines.pop()[1:3] == (MODEL, Path("lora.gguf"))
+            assert (end.model, end.fingerprint) == (model.model, model.fingerprint)
 
 
 def test_embedded(monkeypatch, engines):
