@@ -180,7 +180,9 @@ def main() -> None:
     for method in ("simpo", "dpo"):
         pace = {side: 1 / median(one[0] for one in seen[method, side]) for side in ("ours", "bare")}
         ratio = pace["ours"] / pace["bare"]
-        conclude(f"ratio of tokens/s, {method}, ours over bare", ratio, f">= {TARGET}", ratio >= TARGET)
+        conclude(
+            f"ratio of tokens/s, {method}, ours over bare", ratio, f">= {TARGET}", ratio >= TARGET
+        )
     conclude("seconds of the data checks", check.seconds, f"< {SECONDS}", check.seconds < SECONDS)
     conclude("their peak PSS, GB", check.memory / 1e9, f"< {MEMORY / 1e9}", check.memory < MEMORY)
 

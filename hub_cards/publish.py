@@ -7,6 +7,7 @@ commit that has no tag yet is found by what it holds, and gets it.
 """
 
 import hashlib
+import io
 import json
 import os
 import random
@@ -33,7 +34,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
-from hub_cards.cards import inline
+from hub_cards.cards import ON_HUB, inline
 from hub_cards.models import PICTURES
 from hub_cards.parts import generated, join_card, merge, part, put, split_card
 from hub_cards.versions import (
@@ -71,6 +72,10 @@ OURS = {"dataset": _DATASET_FILES, "model": _MODEL_FILES}
 """Names of the files that are published, beside card and provenance; a version that lacks one of an
 earlier version removes it. Weights as pickle, checkpoints and logs are not among them."""
 
+ADAPTER = "adapter_config.json"
+SETTINGS = (ADAPTER, "config.json", "generation_config.json", "tokenizer_config.json")
+"""Files of a model that hold names, and are searched for what must not be published."""
+
 
 @dataclass(frozen=True)
 class Published:
@@ -95,7 +100,7 @@ class Published:
 class _Folder:
     """What is published of a folder: its files by their names in the repository, and its card."""
 
-    files: dict[str, Path]
+    files: dict[str, Path | bytes]
     card: str
     provenance: dict[str, Any]
     content: str
@@ -399,13 +404,17 @@ def _read(folder: Path, repo_type: str) -> _Folder:
     else:
         paths = sorted(folder.rglob("*"))
     names = {path: path.relative_to(folder).as_posix() for path in paths if path.is_file()}
-    files = {name: path for path, name in names.items() if OURS[repo_type].fullmatch(name)}
+    files: dict[str, Path | bytes] = {
+        name: path for path, name in names.items() if OURS[repo_type].fullmatch(name)
+    }
+    if ADAPTER in files:
+        files[ADAPTER] = _without_path(folder / ADAPTER, provenance)
     heavy = {name: path for name, path in files.items() if not name.startswith("assets/")}
     if not heavy:
         raise UsageError(f"{folder} holds no files of a {repo_type}")
     held = {
         "identity": provenance["identity"],
-        "files": {name: _sha256(path) for name, path in sorted(heavy.items())},
+        "files": {name: _sha256(one) for name, one in sorted(heavy.items())},
     }
     content = hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
     card = run.card.read_text(encoding="utf-8")
@@ -417,11 +426,29 @@ def _read(folder: Path, repo_type: str) -> _Folder:
         ) from None
     if generated(text) is None:  # nobody could say then what the next version may replace
         raise SelfsynthError(f"{run.card} has lost the markers around what was generated")
-    if found := secrets_in(card + json.dumps(provenance), folder):
-        raise SelfsynthError(f"{folder}: {found} stands in its card or provenance")
+    small = [_text(one) for name, one in files.items() if name in SETTINGS]
+    if found := secrets_in("\n".join([card, json.dumps(provenance), *small]), folder):
+        raise SelfsynthError(f"{folder}: {found} stands in its card, provenance or settings")
     kept = provenance["counts"].get("kept")
     rows = None if kept is None else f"{kept:,} {COUNTED[repo_type]}"
     return _Folder({**files, "provenance.json": run.provenance}, card, provenance, content, rows)
+
+
+def _without_path(path: Path, provenance: Mapping[str, Any]) -> bytes:
+    """Return an adapter's settings with its base by name, where it is a folder of this machine."""
+    config = json.loads(path.read_bytes())
+    base = str(config.get("base_model_name_or_path") or "")
+    if not (os.path.isabs(base) or os.path.isdir(base)):
+        return path.read_bytes()
+    named = ON_HUB.fullmatch(provenance["identity"]["base"])
+    config["base_model_name_or_path"] = named["id"] if named else provenance["identity"]["base"]
+    config["revision"] = named["commit"] if named else None
+    return (json.dumps(config, indent=2) + "\n").encode()
+
+
+def _text(file: Path | bytes) -> str:
+    data = file if isinstance(file, bytes) else file.read_bytes()
+    return data.decode("utf-8", "replace")
 
 
 def secrets_in(text: str, folder: Path) -> str | None:
@@ -463,8 +490,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+def _sha256(one: Path | bytes) -> str:
+    with io.BytesIO(one) if isinstance(one, bytes) else one.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -223,7 +223,9 @@ def _check_values(config: dict[str, Any], parser: argparse.ArgumentParser, path:
         many = action.nargs in ("+", "*")
         # A dictionary is JSON on the command line.
         takes_json = isinstance(value, dict) and action.type in (str, dict)
-        if isinstance(value, dict | list) and not (takes_json or (many and isinstance(value, list))):
+        if isinstance(value, dict | list) and not (
+            takes_json or (many and isinstance(value, list))
+        ):
             raise UsageError(f"{path}: {key} must be one value")
         if isinstance(value, bool) and action.type not in (None, str, string_to_bool):
             raise UsageError(f"{path}: {key} must be a number")
@@ -241,7 +243,13 @@ def settings(recipe: Recipe) -> dict[str, Any]:
     aside = {
         *("output_dir", "overwrite_output_dir", "run_name", "resume_from_checkpoint", "debug"),
         *("dry_run", "disable_tqdm", "use_cpu", "deepspeed", "fsdp", "fsdp_config", "bf16"),
-        *("model_name_or_path", "model_revision", "dataset", "dataset_revision", "trackio_space_id"),
+        *(
+            "model_name_or_path",
+            "model_revision",
+            "dataset",
+            "dataset_revision",
+            "trackio_space_id",
+        ),
         *("dataset_config", "on_long", "dataset_num_proc", "gradient_checkpointing", "project"),
         *("gradient_checkpointing_kwargs", "ddp_timeout", "local_rank", "do_train", "do_eval"),
         *("attn_implementation", "per_device_eval_batch_size", "use_liger_kernel", "dtype"),
@@ -279,7 +287,8 @@ def effective(recipe: Recipe) -> dict[str, Any]:
         for one in dataclasses.fields(part):
             value = getattr(part, one.name)
             default = None if one.default is dataclasses.MISSING else one.default
-            if one.name in recipe.given or (one.default_factory is dataclasses.MISSING
-                                            and value != default):
+            if one.name in recipe.given or (
+                one.default_factory is dataclasses.MISSING and value != default
+            ):
                 found[one.name] = _plain(value)
     return found

@@ -316,7 +316,9 @@ def _settled(
     found: dict[str, Any] = {"over": over}
     if chosen == rejected:
         return {**found, "reason": "identical"}
-    if any(ids.count(template.end_id) != 1 or ids[-1] != template.end_id for ids in (chosen, rejected)):
+    if any(
+        ids.count(template.end_id) != 1 or ids[-1] != template.end_id for ids in (chosen, rejected)
+    ):
         return {**found, "reason": "stopped_inside"}
     if room is not None and room <= 0:
         return {**found, "reason": "prompt_too_long"}
@@ -377,12 +379,19 @@ def table_of(checked: Checked, max_length: int | None) -> list[tuple[str, str]]:
     if max_length is not None:
         share = checked.over / checked.read
         lines += [(f"over {max_length:,} tokens", f"{checked.over:,} ({share:.1%} of rows in)")]
-    for name, values in (("prompt", prompt), ("chosen", chosen), ("rejected", rejected),
-                         ("longest of a pair", longest)):
+    for name, values in (
+        ("prompt", prompt),
+        ("chosen", chosen),
+        ("rejected", rejected),
+        ("longest of a pair", longest),
+    ):
         low, middle, high = np.percentile(values, [5, 50, 95])
         lines += [
-            (f"tokens, {name}", f"mean {values.mean():.0f}, 5 % {low:.0f}, median {middle:.0f}, "
-                                f"95 % {high:.0f}, most {values.max()}")
+            (
+                f"tokens, {name}",
+                f"mean {values.mean():.0f}, 5 % {low:.0f}, median {middle:.0f}, "
+                f"95 % {high:.0f}, most {values.max()}",
+            )
         ]
     lines += [("chosen against rejected", f"{checked.length_gap:+.1%} tokens on average")]
     return lines

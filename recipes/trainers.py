@@ -18,7 +18,7 @@ from trl import DPOTrainer, RewardTrainer, SFTTrainer
 from selfsynth.errors import SelfsynthError
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # pinned exactly, and this is the one place
-from trl.experimental.cpo import CPOConfig, CPOTrainer
+from trl.experimental.cpo import CPOTrainer
 
 
 class _Watched:
@@ -108,13 +108,12 @@ class SimPOTrainer(_Watched, CPOTrainer):
     a prompt that has none.
     """
 
-    def __init__(
-        self, *, train_dataset: Dataset, eval_dataset: Dataset | None = None, **kwargs
-    ):
+    def __init__(self, *, train_dataset: Dataset, eval_dataset: Dataset | None = None, **kwargs):
         tokenizer = kwargs["processing_class"]
         # CPO maps over what it is given: nothing, and then it gets what is ready.
         super().__init__(
             train_dataset=train_dataset.select([]),
+            eval_dataset=None if eval_dataset is None else eval_dataset.select([]),
             data_collator=PairCollator(tokenizer.pad_token_id),
             **kwargs,
         )
@@ -139,7 +138,6 @@ class PairRewardTrainer(_Watched, RewardTrainer):
             },
             remove_columns=["prompt_ids"],
         )
-
 
     def rewards(self) -> np.ndarray:
         """Return the rewards of chosen and rejected on the test split, shape (pairs, 2)."""

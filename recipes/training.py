@@ -19,7 +19,7 @@ from typing import Any
 import datasets
 import yaml
 from accelerate import PartialState
-from transformers import Trainer, set_seed
+from transformers import IntervalStrategy, Trainer, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 from trl import get_peft_config
 
@@ -30,7 +30,7 @@ from recipes.arguments import Recipe, effective, settings
 from recipes.bases import Base, find_base
 from recipes.data import REASONS, WIDE_GAP, Checked, Template, check_pairs, fit_tokenizer, table_of
 from selfsynth import provenance
-from selfsynth.errors import SelfsynthError, UsageError
+from selfsynth.errors import UsageError
 from selfsynth.progress import console, say
 from selfsynth.revisions import load, locate
 from selfsynth.runs import RunFolder
@@ -96,8 +96,13 @@ def prepare(recipe: Recipe) -> Prepared:
                 )
     checked["train"].require()
     if "test" in checked and not len(checked["test"].rows):
-        say(f"no pair of the test split is left, of {checked['test'].read}: nothing is tested on it")
+        say(
+            f"no pair of the test split is left, of {checked['test'].read}: nothing is tested on it"
+        )
         del checked["test"]
+    if "test" not in checked and training.eval_strategy != "no":
+        say(f"no test split: eval_strategy {training.eval_strategy.value} is off")
+        training.eval_strategy = IntervalStrategy.NO
     dataset, parent = _lineage(source, commit)
     prepared = Prepared(
         base=base,
@@ -154,9 +159,14 @@ def _show(recipe: Recipe, prepared: Prepared) -> None:
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
         reason = name.removeprefix("dropped: ")
-        say(f"  {name.ljust(width)}  {value}" + (f"   ({REASONS[reason]})" if reason in REASONS else ""))
+        say(
+            f"  {name.ljust(width)}  {value}"
+            + (f"   ({REASONS[reason]})" if reason in REASONS else "")
+        )
     if prepared.test:
-        say(f"  {'test split, in and out'.ljust(width)}  {prepared.test.read:,}, {len(prepared.test.rows):,}")
+        say(
+            f"  {'test split, in and out'.ljust(width)}  {prepared.test.read:,}, {len(prepared.test.rows):,}"
+        )
     if abs(train.length_gap) > WIDE_GAP:
         longer = "longer" if train.length_gap > 0 else "shorter"
         say(
@@ -267,9 +277,7 @@ def run(
         tell(publish(folder.path, prepared.repo_id, "model", recipe.private))
 
 
-def _checkpoint(
-    recipe: Recipe, prepared: Prepared, folder: RunFolder, main: bool
-) -> str | None:
+def _checkpoint(recipe: Recipe, prepared: Prepared, folder: RunFolder, main: bool) -> str | None:
     """Return the newest whole checkpoint, after removing what a kill left half written."""
     if named := recipe.training.resume_from_checkpoint:
         if named not in ("True", "true"):

@@ -39,7 +39,9 @@ def test_the_token_ids_of_one_row(tokenizer):
     """Frozen: a second EOS, a BOS or a piece of the template must not slip in."""
     checked = check_pairs(rows_of((USER, GOOD, BAD)), tokenizer, 512)
     (row,) = checked.rows
-    texts = {name: tokenizer.decode(row[f"{name}_ids"]) for name in ("prompt", "chosen", "rejected")}
+    texts = {
+        name: tokenizer.decode(row[f"{name}_ids"]) for name in ("prompt", "chosen", "rejected")
+    }
     assert texts == {
         "prompt": "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n",
         "chosen": "Air scatters blue light.<|im_end|>",
@@ -151,12 +153,16 @@ def test_every_reason_has_a_case():
 
 
 def test_duplicates_in_either_order(tokenizer):
-    checked = check_pairs(rows_of((USER, GOOD, BAD), (USER, BAD, GOOD), (USER, GOOD, BAD)), tokenizer, 300)
+    checked = check_pairs(
+        rows_of((USER, GOOD, BAD), (USER, BAD, GOOD), (USER, GOOD, BAD)), tokenizer, 300
+    )
     assert checked.dropped == {"duplicated": 2} and checked.rows["row"] == [0]
 
 
 def test_plain_texts_and_answers_that_repeat_their_prompt(tokenizer):
-    plain = check_pairs(rows_of((USER[0]["content"], GOOD[0]["content"], BAD[0]["content"])), tokenizer, 300)
+    plain = check_pairs(
+        rows_of((USER[0]["content"], GOOD[0]["content"], BAD[0]["content"])), tokenizer, 300
+    )
     repeated = check_pairs(rows_of((USER, [*USER, *GOOD], [*USER, *BAD])), tokenizer, 300)
     expected = check_pairs(rows_of((USER, GOOD, BAD)), tokenizer, 300)
     assert plain.rows.to_list() == repeated.rows.to_list() == expected.rows.to_list()
@@ -205,4 +211,7 @@ def test_every_row_is_kept_or_dropped(rows):
 
 
 def test_the_tiny_models_are_what_they_seem(tokenizer):
-    assert tiny.tokens("qwen2")[0][:3] == tiny.SPECIAL and tokenizer.convert_ids_to_tokens(2) == "<|im_end|>"
+    assert (
+        tiny.tokens("qwen2")[0][:3] == tiny.SPECIAL
+        and tokenizer.convert_ids_to_tokens(2) == "<|im_end|>"
+    )

@@ -46,7 +46,13 @@ def pairs(*lengths):
 
 def simpo(tmp_path, rows, **arguments):
     arguments = SimPOArguments(
-        **{"output_dir": str(tmp_path), "report_to": "none", "beta": 2.5, "simpo_gamma": 0.7, **arguments}
+        **{
+            "output_dir": str(tmp_path),
+            "report_to": "none",
+            "beta": 2.5,
+            "simpo_gamma": 0.7,
+            **arguments,
+        }
     )
     return SimPOTrainer(
         model=tiny.model_of("qwen2"),
@@ -85,7 +91,11 @@ def test_simpo_is_the_papers_formula(tmp_path):
 
 def test_a_loss_that_is_no_number_stops_at_once(tmp_path):
     trainer = simpo(
-        tmp_path, pairs(*[(4, 5, 6)] * 8), max_steps=5, per_device_train_batch_size=2, learning_rate=1e-9
+        tmp_path,
+        pairs(*[(4, 5, 6)] * 8),
+        max_steps=5,
+        per_device_train_batch_size=2,
+        learning_rate=1e-9,
     )
     step = trainer.get_batch_loss_metrics
 

@@ -1,7 +1,6 @@
 """A training ends as a model with a card, goes on after a kill, and is refused when it is another."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -51,7 +50,13 @@ def test_an_adapter(train):
 def test_a_dry_run_trains_nothing(train):
     done = train("dpo", "--dry_run")
     assert not done.folder.exists()
-    for words in ("rows out", "settings in effect", "max_length: 900", "memory, about", "steps    3"):
+    for words in (
+        "rows out",
+        "settings in effect",
+        "max_length: 900",
+        "memory, about",
+        "steps    3",
+    ):
         assert words in done.err
 
 
@@ -71,7 +76,9 @@ def test_a_trained_model_is_published_as_a_version(hub, train):
     train("simpo", *flags)
     assert list(hub.tags("me/tiny", "model")) == ["v1"]
     files = hub.files("me/tiny", "v1", "model")
-    assert {"adapter_model.safetensors", "provenance.json", "README.md", "assets/loss.png"} <= set(files)
+    assert {"adapter_model.safetensors", "provenance.json", "README.md", "assets/loss.png"} <= set(
+        files
+    )
     assert not [name for name in files if name.startswith(("requests/", "checkpoint"))]
     assert not {"config.yaml", "training_args.bin", "run.log"} & set(files)
     for name, data in files.items():
@@ -107,7 +114,10 @@ def test_bad_input(hub, train, dataset, changed, status, words):
 
 def test_a_dataset_of_somebody_else(hub, train):
     """Rows of another schema, from a repository without our card."""
-    lines = [{"prompt": USER, "chosen": GOOD, "rejected": BAD}, {"prompt": USER, "chosen": GOOD, "rejected": None}]
+    lines = [
+        {"prompt": USER, "chosen": GOOD, "rejected": BAD},
+        {"prompt": USER, "chosen": GOOD, "rejected": None},
+    ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     hub.add("other/pairs", {"train.jsonl": text.encode()})
     done = train("dpo", dataset="other/pairs")
@@ -140,7 +150,7 @@ def losses(output):
     return [json.loads(line.replace("'", '"'))["loss"] for line in lines]
 
 
-def test_a_kill_in_the_middle_and_the_same_command(base, dataset, tmp_path, python):
+def test_a_kill_in_the_middle_and_the_same_command(base, dataset, train, tmp_path, python):
     def run(folder, **changed):
         return python(*command(base, dataset, folder, **changed)[1:]).stdout
 
@@ -148,8 +158,8 @@ def test_a_kill_in_the_middle_and_the_same_command(base, dataset, tmp_path, pyth
     assert len(whole) == STEPS
     killed = tmp_path / "killed"
     process = subprocess.Popen(
-        command(base, dataset, killed), cwd=ROOT, env=os.environ, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        command(base, dataset, killed), cwd=ROOT,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     deadline = time.monotonic() + 120
     while not (killed / "checkpoint-4/trainer_state.json").exists():
@@ -161,9 +171,12 @@ def test_a_kill_in_the_middle_and_the_same_command(base, dataset, tmp_path, pyth
     (killed / "checkpoint-400").mkdir()
     (killed / "checkpoint-400/model.safetensors").write_bytes(b"half")
     # A checkpoint of another dataset or base is not gone on from.
-    other = command(base, dataset, killed, on_long="truncate")
-    refused = subprocess.run(other, cwd=ROOT, capture_output=True, text=True)
-    assert refused.returncode == 2 and "on_long: 'drop' there, 'truncate' here" in refused.stderr
+    assert (
+        "on_long: 'drop' there" in train("simpo", folder="killed", on_long="truncate", status=2).err
+    )
+    named = killed / "checkpoint-4"
+    another = train("simpo", folder="new", resume_from_checkpoint=named, beta=3.0, status=2)
+    assert "beta: 2.0 there, 3.0 here" in another.err
     resumed = losses(run(killed))
     assert 0 < len(resumed) < STEPS and resumed == whole[-len(resumed) :]
     assert yaml.safe_load((killed / "config.yaml").read_text())["identity"]["max_steps"] == STEPS
