@@ -66,9 +66,8 @@ def make_base(folder: Path, words: list[str]) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator([" ".join(words)] * 3, trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
+    pad, _, end = special
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=pad)
     fast.chat_template = TEMPLATE
     fast.save_pretrained(folder)
     config = Qwen2Config(

@@ -438,7 +438,7 @@ def _without_path(path: Path, provenance: Mapping[str, Any]) -> bytes:
     """Return an adapter's settings with its base by name, where it is a folder of this machine."""
     config = json.loads(path.read_bytes())
     base = str(config.get("base_model_name_or_path") or "")
-    if not (os.path.isabs(base) or os.path.isdir(base)):
+    if not (Path(base).is_absolute() or os.path.isdir(base)):
         return path.read_bytes()
     named = ON_HUB.fullmatch(provenance["identity"]["base"])
     config["base_model_name_or_path"] = named["id"] if named else provenance["identity"]["base"]

@@ -1,4 +1,4 @@
-"""What every recipe does around its trainer: checks before, a checkpoint to go on from, a card after.
+"""What every recipe does around its trainer: checks before, checkpoints, a card after.
 
 A script names its trainer; here are the dataset version, the run folder, the memory that is needed,
 the way back after a kill, and the model's card with its provenance.
@@ -65,7 +65,7 @@ def prepare(recipe: Recipe) -> Prepared:
 
     Raises:
         UsageError: a dataset or a base that cannot be meant.
-        SelfsynthError: the Hub does not have them; no row is left; the Hub would not take the model.
+        SelfsynthError: the Hub does not have them, or would not take the model; no row is left.
     """
     ours, training = recipe.ours, recipe.training
     state = PartialState()
@@ -156,27 +156,20 @@ def _show(recipe: Recipe, prepared: Prepared) -> None:
     named = prepared.dataset
     say(f"dataset  {named if isinstance(named, str) else named['run']}")
     lines = table_of(train, training.max_length)
+    if test := prepared.test:
+        lines.append(("test split, in and out", f"{test.read:,}, {len(test.rows):,}"))
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
-        reason = name.removeprefix("dropped: ")
-        say(
-            f"  {name.ljust(width)}  {value}"
-            + (f"   ({REASONS[reason]})" if reason in REASONS else "")
-        )
-    if prepared.test:
-        say(
-            f"  {'test split, in and out'.ljust(width)}  {prepared.test.read:,}, {len(prepared.test.rows):,}"
-        )
+        why = REASONS.get(name.removeprefix("dropped: "))
+        say(f"  {name.ljust(width)}  {value}" + (f"   ({why})" if why else ""))
     if abs(train.length_gap) > WIDE_GAP:
         longer = "longer" if train.length_gap > 0 else "shorter"
         say(
-            f"warning: chosen responses are {abs(train.length_gap):.0%} {longer} than rejected ones: "
-            "the model will learn length too"
+            f"warning: chosen responses are {abs(train.length_gap):.0%} {longer} than rejected "
+            "ones: the model will learn length too"
         )
     template = Template(prepared.base.tokenizer)
-    say(
-        f"template the tokenizer's own, saved with the model; a response ends in {template.end}, once"
-    )
+    say(f"template the tokenizer's own, saved with the model; a response ends in {template.end}")
     batch = (
         training.per_device_train_batch_size
         * training.gradient_accumulation_steps
@@ -279,12 +272,16 @@ def run(
 
 def _checkpoint(recipe: Recipe, prepared: Prepared, folder: RunFolder, main: bool) -> str | None:
     """Return the newest whole checkpoint, after removing what a kill left half written."""
-    if named := recipe.training.resume_from_checkpoint:
-        if named not in ("True", "true"):
-            RunFolder(Path(named).resolve().parent).check_identity(prepared.identity)
-            if not (Path(named) / "trainer_state.json").is_file():
-                raise UsageError(f"{named} is no checkpoint")
-            return named
+    named = recipe.training.resume_from_checkpoint
+    if named and named.lower() not in ("true", "false"):  # a word for what is done anyway
+        made_in = RunFolder(Path(named).resolve().parent)
+        if not all(
+            path.is_file()
+            for path in (Path(named) / "trainer_state.json", made_in.path / "config.yaml")
+        ):
+            raise UsageError(f"{named} is no checkpoint of a recipe")
+        made_in.check_identity(prepared.identity)
+        return named
     if main:
         for path in folder.path.glob("checkpoint-*"):
             # The state is the last file of a checkpoint.

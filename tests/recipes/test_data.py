@@ -87,7 +87,8 @@ def test_other_chat_formats(template, special, prompt, chosen):
     ("template", "words"),
     [
         (None, "no chat template"),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>>{% endif %}",
+        ("{% for m in messages %}{{ m.content }}{% endfor %}"
+         "{% if add_generation_prompt %}>>{% endif %}",
          "differently once it is answered"),
         ("{{ raise_exception('only one turn') }}", "refuses a conversation: only one turn"),
     ],

@@ -1,4 +1,4 @@
-"""A training ends as a model with a card, goes on after a kill, and is refused when it is another."""
+"""A training ends as a model with a card, and goes on after a kill when it is the same one."""
 
 import json
 import signal
