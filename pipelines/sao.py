@@ -846,6 +846,9 @@ def main(
         pairs = [row["pair"] for row in made if row["pair"]]
         ledger = [row["ledger"] for row in made]
         engines = {"model": models.model.engine, "judge": models.judge.engine}
+        parents = [*models.model.parents]
+        if labels == "self":
+            parents += [one for one in models.judge.parents if one not in parents]
         generation.finish(
             run,
             pairs,
@@ -853,6 +856,7 @@ def main(
             facts(models, settings),
             identity=made_as,
             judging={"mode": settings.mode, "audit": audited},
+            parents=parents,
             seeds={"seed": seed, "request": "SHA-256 of seed:index:role, 31 bits"},
             engines=engines if labels == "self" else {"model": engines["model"]},
             tokens=generation.tokens_of(done | used),

@@ -1,8 +1,6 @@
 """The model that training begins from: which one it is exactly, and what is known about it."""
 
-import json
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,11 @@ from transformers import (
 )
 from trl import ModelConfig
 
-from selfsynth.errors import SelfsynthError, UsageError
+from selfsynth import provenance
+from selfsynth.errors import UsageError
 from selfsynth.gguf import to_folder
 from selfsynth.revisions import hub_errors, locate
-from selfsynth.serving.weights import EMBEDDED, fetch_embedded, fetch_gguf
+from selfsynth.serving.weights import EMBEDDED, fetch_embedded, fetch_gguf, folder_sha256
 
 
 @dataclass(frozen=True)
@@ -87,13 +86,11 @@ def find_base(model: ModelConfig) -> Base:
             None,
             known.model,
             licence=known.licence,
-            parent={"repo": known.repo, "commit": known.revision, "type": "model"},
+            parent=provenance.on_hub(known.model, "model"),
         )
     if spec.endswith(".gguf"):
         path, name = fetch_gguf(spec)
-        repo, at, rest = name.partition("@")
-        parent = {"repo": repo, "commit": rest.partition(":")[0], "type": "model"} if at else None
-        return _read(str(to_folder(path)), None, name, parent=parent)
+        return _read(str(to_folder(path)), None, name, parent=provenance.on_hub(name, "model"))
     revision = None if model.model_revision == "main" else model.model_revision
     source, commit = locate(spec, revision, "model")
     if commit is None:
@@ -103,7 +100,9 @@ def find_base(model: ModelConfig) -> Base:
                 f"{folder} is an adapter: merge it into its base first "
                 f"(python recipes/merge_lora.py {folder} --output-dir MERGED)"
             )
-        return _read(source, None, _name_of(folder), parent=parent_of(folder), **_said(folder))
+        name = f"{folder.resolve().name} (sha256:{folder_sha256(folder)})"
+        parent = provenance.parent_of(folder, "model")
+        return _read(source, None, name, parent=parent, **_said(folder))
     licence, languages = _card_of(source, commit)
     return _read(
         source,
@@ -111,26 +110,8 @@ def find_base(model: ModelConfig) -> Base:
         f"{source}@{commit}",
         licence=licence,
         languages=languages,
-        parent={"repo": source, "commit": commit, "type": "model"},
+        parent=provenance.on_hub(f"{source}@{commit}", "model"),
     )
-
-
-def parent_of(folder: Path) -> dict[str, Any] | None:
-    """Return what provenance says of a model in a folder, with its parents; None without any."""
-    path = folder / "provenance.json"
-    if not path.is_file():
-        return None
-    text = path.read_bytes()
-    try:
-        parents = json.loads(text)["parents"]
-    except (ValueError, KeyError, TypeError):
-        raise SelfsynthError(f"{path} cannot be read: nobody could say what the model is") from None
-    return {
-        "run": folder.resolve().name,
-        "provenance_sha256": sha256(text).hexdigest(),
-        "type": "model",
-        "parents": parents,
-    }
 
 
 def _read(source: str, commit: str | None, name: str, **known: Any) -> Base:
@@ -138,20 +119,6 @@ def _read(source: str, commit: str | None, name: str, **known: Any) -> Base:
         config = AutoConfig.from_pretrained(source, revision=commit)
         tokenizer = AutoTokenizer.from_pretrained(source, revision=commit)
     return Base(source, commit, name, config, tokenizer, **known)
-
-
-def _name_of(folder: Path) -> str:
-    """Name a folder by what is in it: the hash of its weights' files, their names and sizes."""
-    files = sorted(one for one in folder.glob("*.safetensors"))
-    if not files:
-        raise SelfsynthError(f"{folder} holds no weights (*.safetensors)")
-    digest = sha256()
-    for one in files:
-        with one.open("rb") as file:
-            digest.update(f"{one.name}\0{one.stat().st_size}\0".encode())
-            while chunk := file.read(1 << 24):
-                digest.update(chunk)
-    return f"{folder.resolve().name} (sha256:{digest.hexdigest()})"
 
 
 def _said(folder: Path) -> dict[str, Any]:

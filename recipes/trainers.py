@@ -18,7 +18,7 @@ from trl import DPOTrainer, RewardTrainer, SFTTrainer
 from selfsynth.errors import SelfsynthError
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # pinned exactly, and this is the one place
-from trl.experimental.cpo import CPOTrainer
+from trl.experimental.cpo import CPOConfig, CPOTrainer  # noqa: F401 (arguments.py's)
 
 
 class _Watched:

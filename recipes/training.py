@@ -131,13 +131,12 @@ def prepare(recipe: Recipe) -> Prepared:
 def _lineage(source: str, commit: str | None) -> tuple[str | dict[str, str], dict[str, Any]]:
     """Return how provenance names a dataset, and the dataset as a parent with its own parents."""
     if commit is not None:
-        named: dict[str, Any] = {"repo": source, "commit": commit, "type": "dataset"}
-        return f"{source}@{commit}", named
-    run = RunFolder(Path(source))
-    parents = run.published().get("parents") or []
-    digest = sha256(run.provenance.read_bytes()).hexdigest()
-    held = {"run": Path(source).resolve().name, "provenance_sha256": digest}
-    return held, {**held, "type": "dataset", "parents": parents}
+        named = f"{source}@{commit}"
+        return named, provenance.on_hub(named, "dataset")
+    parent = provenance.parent_of(Path(source), "dataset")
+    if parent is None:
+        raise UsageError(f"{source} is no run folder: there is no provenance.json")
+    return {key: parent[key] for key in ("run", "provenance_sha256")}, parent
 
 
 def _steps(recipe: Recipe, rows: int) -> int:

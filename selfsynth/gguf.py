@@ -212,6 +212,8 @@ def merge_lora(adapter: Path, out: Path) -> None:
             model = PeftModel.from_pretrained(model, adapter).merge_and_unload(safe_merge=True)
             model.save_pretrained(part)
             tokenizer.save_pretrained(part)
+        if (adapter / "provenance.json").is_file():  # the merged model comes from the same training
+            shutil.copy(adapter / "provenance.json", part)
         note = note_of(base)
         if origin := note.get("converted_from") or note.get("trained_from"):
             _note(part, trained_from=origin)

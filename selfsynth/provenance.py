@@ -3,6 +3,8 @@
 `provenance.json` is published, so it holds no secret, no path and no host name.
 """
 
+import hashlib
+import json
 import os
 import re
 import shlex
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import selfsynth
+from selfsynth.errors import SelfsynthError
 
 LIBRARIES = ("datasets", "huggingface_hub", "distilabel", "transformers", "trl", "xllamacpp")
 
@@ -42,8 +45,7 @@ def build(
         tokens: prompt and completion tokens by role.
         seconds: wall time of all commands that worked on it.
         command: `sys.argv`; paths and URLs in it are cut here.
-        parents: what it was made from, each with `repo` and `commit`, or for a run that was merged
-            with `run` and `provenance_sha256`.
+        parents: what it was made from (`on_hub`, `parent_of`).
         judging: the `mode` that verdicts were asked in, and the `audit` of the judge.
         facts: names, licences and fingerprints of the models, as the card tells them.
     """
@@ -61,6 +63,38 @@ def build(
         "wall_seconds": round(seconds, 1),
         "command": f"python {_script(command[0])} {cut(command[1:])}".strip(),
     }
+
+
+def parent_of(folder: Path, kind: str) -> dict[str, Any] | None:
+    """Return what a folder of a command is as a parent, with its own parents; None when it is none.
+
+    Args:
+        folder: a run folder, or a model's folder.
+        kind: `dataset` or `model`.
+
+    Raises:
+        SelfsynthError: there is a `provenance.json`, and it cannot be read.
+    """
+    path = folder / "provenance.json"
+    if not path.is_file():
+        return None
+    text = path.read_bytes()
+    try:
+        parents = json.loads(text).get("parents") or []
+    except (ValueError, AttributeError):
+        raise SelfsynthError(f"{path} cannot be read, and says what was made from what") from None
+    return {
+        "run": folder.resolve().name,
+        "provenance_sha256": hashlib.sha256(text).hexdigest(),
+        "type": kind,
+        "parents": parents,
+    }
+
+
+def on_hub(name: str, kind: str) -> dict[str, Any] | None:
+    """Return ID@COMMIT[:FILE] as a parent; None when it is no such name."""
+    found = re.fullmatch(r"([\w.-]+/[\w.-]+)@([0-9a-f]{40})(:.*)?", name)
+    return found and {"repo": found[1], "commit": found[2], "type": kind}
 
 
 def differences(old: Mapping, new: Mapping) -> list[str]:

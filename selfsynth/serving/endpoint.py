@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+from selfsynth import provenance
 from selfsynth.errors import SelfsynthError, UsageError
 from selfsynth.progress import say
 from selfsynth.revisions import resolve, split_revision
@@ -48,6 +50,7 @@ class Endpoint:
         reported: the name under which the server answers, once it was asked.
         api_key: sent to these URLs only.
         process: the engine, when it is a child of ours.
+        parents: what provenance names as parents of what the model makes (see `Model.parents`).
     """
 
     name: str
@@ -61,6 +64,7 @@ class Endpoint:
     reported: str | None = None
     api_key: str | None = field(default=None, repr=False)
     process: Engine | None = field(default=None, repr=False)
+    parents: tuple[dict[str, Any], ...] = field(default=(), repr=False, compare=False)
 
     def check_running(self) -> None:
         """Raise SelfsynthError when this is an engine of ours that has died."""
@@ -92,6 +96,23 @@ class Model:
     def embedded(self) -> Embedded | None:
         """Which of the models that come with selfsynth this is, with or without an adapter."""
         return None if self.urls else EMBEDDED.get(self.spec.partition("+")[0])
+
+    @property
+    def parents(self) -> tuple[dict[str, Any], ...]:
+        """What a dataset that this model makes has as parents in its provenance.
+
+        A model that a recipe trained brings its own parents along, back to the first round.
+        """
+        if self.urls:
+            return ()
+        names = self.model.split("+")
+        folders = [Path(self.hub_id) if self.hub_id and not self.revision else None]
+        folders += [self.lora.parent] if self.lora else []
+        found = [
+            provenance.on_hub(name, "model") or (folder and provenance.parent_of(folder, "model"))
+            for name, folder in zip(names, folders, strict=True)
+        ]
+        return tuple(one for one in found if one)
 
     @property
     def by_llama(self) -> bool:
@@ -203,6 +224,7 @@ def serve(
             context=engine.context,
             api_key=engine.api_key,
             process=engine,
+            parents=model.parents,
         )
 
 

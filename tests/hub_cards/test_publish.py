@@ -471,7 +471,7 @@ def test_secrets_are_not_published(hub, make_run, monkeypatch):
     made = json.loads((run / "provenance.json").read_text())
     for text in ("sk-abcdefghijkl", f"--x {run}/data", "hf_" + "a" * 34):
         (run / "provenance.json").write_text(json.dumps({**made, "command": text}))
-        with pytest.raises(SelfsynthError, match="stands in its card or provenance"):
+        with pytest.raises(SelfsynthError, match="stands in its card, provenance"):
             publish(run, REPO)
     assert hub.requests == []
     (run / "provenance.json").write_text(json.dumps(made))

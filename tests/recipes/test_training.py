@@ -126,7 +126,7 @@ def test_a_dataset_of_somebody_else(hub, train):
 
 def test_a_folder_that_is_no_run(train, tmp_path):
     write_pairs(tmp_path / "mine", [{"prompt": USER, "chosen": GOOD, "rejected": BAD}])
-    failed = train("simpo", dataset=tmp_path / "mine", status=1)
+    failed = train("simpo", dataset=tmp_path / "mine", status=2)
     assert "provenance.json" in failed.err
 
 
