@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 import torch
 from transformers import TrainingArguments
-from transformers.hf_argparser import string_to_bool
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import DPOConfig, ModelConfig, RewardConfig, SFTConfig, TrlParser
 
@@ -227,7 +226,8 @@ def _check_values(config: dict[str, Any], parser: argparse.ArgumentParser, path:
             takes_json or (many and isinstance(value, list))
         ):
             raise UsageError(f"{path}: {key} must be one value")
-        if isinstance(value, bool) and action.type not in (None, str, string_to_bool):
+        takes_bool = getattr(action.type, "__name__", "str") in ("string_to_bool", "str")
+        if isinstance(value, bool) and not takes_bool:
             raise UsageError(f"{path}: {key} must be a number")
         if action.choices and value is not None and value not in action.choices:
             raise UsageError(f"{path}: {key} must be one of {', '.join(map(str, action.choices))}")

@@ -37,9 +37,10 @@ def test_yaml_and_flags(tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_arguments_of_the_library_stay(tmp_path, method):
     text = "simpo_gamma: 1.0\n" if method == "simpo" else ""
-    text += "weight_decay: 0.01\nlr_scheduler_type: cosine\nlr_scheduler_kwargs: {num_cycles: 1}\n"
+    text += "weight_decay: 0.01\nload_in_4bit: false\nuse_rslora: true\nlr_scheduler_type: cosine\nlr_scheduler_kwargs: {num_cycles: 1}\n"
     recipe = read(tmp_path, text, "--use_peft", "--lora_r", "4", method=method)
     assert recipe.training.weight_decay == 0.01 and recipe.model.lora_r == 4
+    assert recipe.model.use_rslora is True and recipe.model.load_in_4bit is False
     assert recipe.training.lr_scheduler_kwargs == {"num_cycles": 1}
 
 
