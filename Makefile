@@ -1,4 +1,5 @@
 # make sao    from nothing to a self-made preference dataset, on two cores
+# make loop   the whole circle: such a dataset, SimPO on it, and the trained model answering
 # make test   everything installed, everything checked
 # make bench  everything measured, in an hour and a half, on a machine that does nothing else
 
@@ -8,11 +9,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: sao test lint bench
+.PHONY: sao loop test lint bench
 
 sao: $(VENV)/sao
 	$(BIN)/python pipelines/sao.py --num-prompts $(PROMPTS) --max-new-tokens 512 \
 	    --audit-modes rating,yesno --audit-prompts 3
+
+# A dataset, an adapter trained on it, the adapter as GGUF, and a second round's dataset from it.
+LOOP := runs/loop
+loop: $(VENV)/test
+	$(BIN)/python pipelines/sao.py --num-prompts $(PROMPTS) --max-new-tokens 200 --keep-truncated \
+	    --judge-mode rating --output-dir $(LOOP)/pairs
+	$(BIN)/python recipes/simpo.py --config recipes/qwen2.5-coder-0.5b/simpo.yaml \
+	    --dataset $(LOOP)/pairs --output_dir $(LOOP)/model
+	test -f $(LOOP)/model/adapter.gguf || $(BIN)/python recipes/to_gguf.py $(LOOP)/model \
+	    --output-file $(LOOP)/model/adapter.gguf
+	$(BIN)/python pipelines/sao.py --model embedded+$(LOOP)/model/adapter.gguf --num-prompts 2 \
+	    --max-new-tokens 200 --keep-truncated --judge-mode rating --seed 1 \
+	    --output-dir $(LOOP)/round-2
 
 test: $(VENV)/test lint
 	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal
@@ -22,7 +36,7 @@ lint: $(VENV)/test
 	$(BIN)/ruff format --check .
 
 bench: $(VENV)/test
-	@for name in resume own_cost growth verdict_cost publish engine_busy; do \
+	@for name in resume own_cost growth verdict_cost publish training engine_busy; do \
 	  $(BIN)/python benchmarks/$$name.py || exit 1; echo; \
 	done
 	@$(BIN)/python -m benchmarks.kills

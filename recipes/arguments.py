@@ -168,6 +168,13 @@ def read_recipe(
         if unknown := sorted(str(key) for key in config if key not in known - {"config", "help"}):
             raise UsageError(f"{path}: unknown keys: {', '.join(unknown)}")
         _check_values(config, parser, path)
+    flags = {word[2:].partition("=")[0].replace("-", "_") for word in words if word[:2] == "--"}
+    if "dataset" in flags:  # another dataset than the file's, with revisions of its own
+        config = {
+            key: one
+            for key, one in config.items()
+            if key not in ("dataset_revision", "dataset_config")
+        }
     try:
         parser.set_defaults_with_config(**config)
         ours, training, model, rest = parser.parse_args_into_dataclasses(
@@ -186,7 +193,6 @@ def read_recipe(
         model.dtype = "float32"
     if training.use_cpu and "flash" in (model.attn_implementation or ""):
         model.attn_implementation = None
-    flags = {word[2:].partition("=")[0].replace("-", "_") for word in words if word[:2] == "--"}
     fields = {**vars(ours), **vars(training), **vars(model)}
     recipe = Recipe(
         method=method,
@@ -253,6 +259,7 @@ def settings(recipe: Recipe) -> dict[str, Any]:
         *("dataset_config", "on_long", "dataset_num_proc", "gradient_checkpointing", "project"),
         *("gradient_checkpointing_kwargs", "ddp_timeout", "local_rank", "do_train", "do_eval"),
         *("attn_implementation", "per_device_eval_batch_size", "use_liger_kernel", "dtype"),
+        *("activation_checkpointing", "activation_checkpointing_kwargs", "gamma_beta_ratio"),
     }
     before = ("logging", "log_", "save_", "hub_", "push_", "report_", "eval_", "dataloader_")
     usual = (

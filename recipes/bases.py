@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from trl import ModelConfig
+from trl import ModelConfig, get_quantization_config
 
 from selfsynth import provenance
 from selfsynth.errors import UsageError
@@ -56,6 +56,7 @@ class Base:
                 revision=self.commit,
                 dtype=model.dtype if model.dtype == "auto" else getattr(torch, model.dtype),
                 attn_implementation=model.attn_implementation,
+                quantization_config=get_quantization_config(model),
                 **more,
             )
 

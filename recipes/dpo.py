@@ -27,8 +27,11 @@ def main() -> None:
         return dry_run(recipe, prepared)
 
     def trainer() -> PairDPOTrainer:
+        # By itself the trainer would load the base again, from its newest commit.
+        in_memory = not (recipe.model.use_peft or recipe.training.precompute_ref_log_probs)
         return PairDPOTrainer(
             model=prepared.base.load(recipe.model),
+            ref_model=prepared.base.load(recipe.model) if in_memory else None,
             args=recipe.training,
             processing_class=prepared.base.tokenizer,
             train_dataset=prepared.train.rows,

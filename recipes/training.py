@@ -59,6 +59,11 @@ class Prepared:
     steps: int
     repo_id: str | None
 
+    @property
+    def decides(self) -> dict[str, Any]:
+        """The identity without the name that the dataset's commit was given."""
+        return {key: one for key, one in self.identity.items() if key != "dataset_revision"}
+
 
 def prepare(recipe: Recipe) -> Prepared:
     """Check everything that can be checked before weights are loaded, and say what is coming.
@@ -119,6 +124,7 @@ def prepare(recipe: Recipe) -> Prepared:
             "on_long": ours.on_long,
             "chat_template_sha256": sha256(str(base.tokenizer.chat_template).encode()).hexdigest(),
             **settings(recipe),
+            "processes": training.world_size,
         },
         steps=_steps(recipe, len(checked["train"].rows)),
         repo_id=repo_id,
@@ -193,10 +199,10 @@ def memory_of(recipe: Recipe, base: Base) -> dict[str, float]:
     vocabulary = 1 if recipe.method == "reward" else base.config.get_text_config().vocab_size
     sequences = training.per_device_train_batch_size * (1 if recipe.method == "sft" else 2)
     length = training.max_length or base.config.get_text_config().max_position_embeddings
-    reference = count * size if recipe.method == "dpo" and not model.use_peft else 0
+    copied = recipe.method == "dpo" and not (model.use_peft or training.precompute_ref_log_probs)
     return {
         "weights": count * size,
-        "reference": reference,
+        "reference": count * size if copied else 0,
         "gradients": trained * (4 if model.use_peft else size),
         "optimiser": trained * 8,
         "logits": 2.0 * 4 * sequences * length * vocabulary * training.world_size,
@@ -251,8 +257,8 @@ def run(
     with ExitStack() as stack:
         if main:
             stack.enter_context(folder)
-            folder.check_identity(prepared.identity)
-            folder.write_config(prepared.identity, sys.argv)
+            folder.check_identity(prepared.decides)
+            folder.write_config(prepared.decides, sys.argv)
         PartialState().wait_for_everyone()
         if folder.card.exists():
             if main:
@@ -279,7 +285,7 @@ def _checkpoint(recipe: Recipe, prepared: Prepared, folder: RunFolder, main: boo
             for path in (Path(named) / "trainer_state.json", made_in.path / "config.yaml")
         ):
             raise UsageError(f"{named} is no checkpoint of a recipe")
-        made_in.check_identity(prepared.identity)
+        made_in.check_identity(prepared.decides)
         return named
     if main:
         for path in folder.path.glob("checkpoint-*"):
@@ -308,6 +314,7 @@ def _save(
     trainer.save_model(str(folder.path))  # by all processes: the weights may lie on all of them
     if not main:
         return
+    (folder.path / "training_args.bin").unlink(missing_ok=True)  # a pickle, of paths too
     prepared.base.tokenizer.save_pretrained(folder.path)
     (folder.path / "assets").mkdir(exist_ok=True)
     draw_loss(folder.path / "assets" / "loss.png", history)

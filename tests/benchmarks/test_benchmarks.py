@@ -11,6 +11,11 @@ import pytest
         ("own_cost", ("--prompts", 30, "--stock-prompts", 20), ["ratio of requests/s, ours over"]),
         ("growth", ("--small", 20, "--large", 40), ["ratio of a row's time", "peak PSS"]),
         ("publish", ("--pairs", 100), ["ratio of seconds, ours over", "peak memory beyond"]),
+        (
+            "training",
+            ("--steps", 2, "--pairs", 50, "--length", 60),
+            ["ratio of tokens/s, simpo, ours", "seconds of the data checks", "their peak PSS"],
+        ),
         ("resume", ("--prompts", 20), ["ratio of a finished", "seconds of a finished run"]),
     ],
 )

@@ -30,18 +30,25 @@ def test_yaml_and_flags(tmp_path):
     assert recipe.training.loss_type == "simpo" and recipe.training.cpo_alpha == 0.0
     assert recipe.ours.dataset == "me/pairs@v1" and recipe.ours.on_long == "drop"
     kept = settings(recipe)
-    assert kept["simpo_gamma"] == 1.5 and kept["gamma_beta_ratio"] == 0.3
+    assert kept["simpo_gamma"] == 1.5 and kept["beta"] == 5.0
     assert not {"output_dir", "model_name_or_path", "logging_steps"} & set(kept)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_arguments_of_the_library_stay(tmp_path, method):
     text = "simpo_gamma: 1.0\n" if method == "simpo" else ""
-    text += "weight_decay: 0.01\nload_in_4bit: false\nuse_rslora: true\nlr_scheduler_type: cosine\nlr_scheduler_kwargs: {num_cycles: 1}\n"
+    text += "weight_decay: 0.01\nload_in_4bit: false\nuse_rslora: true\n"
+    text += "lr_scheduler_type: cosine\nlr_scheduler_kwargs: {num_cycles: 1}\n"
     recipe = read(tmp_path, text, "--use_peft", "--lora_r", "4", method=method)
     assert recipe.training.weight_decay == 0.01 and recipe.model.lora_r == 4
     assert recipe.model.use_rslora is True and recipe.model.load_in_4bit is False
     assert recipe.training.lr_scheduler_kwargs == {"num_cycles": 1}
+
+
+def test_another_dataset_by_flag_has_revisions_of_its_own(tmp_path):
+    text = "simpo_gamma: 1\ndataset_revision: v1\n"
+    assert read(tmp_path, text).ours.dataset_revision is None
+    assert read(tmp_path, text, "--dataset_revision=v2").ours.dataset_revision == "v2"
 
 
 def test_the_trainers_own_push_is_off(tmp_path):

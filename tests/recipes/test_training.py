@@ -69,6 +69,8 @@ def test_tag_branch_and_commit_are_one_version(hub, train, dataset, name):
     assert made["identity"]["dataset"] == f"me/pairs@{version.commit}"
     assert made["parents"][-1] == {"repo": "me/pairs", "commit": version.commit, "type": "dataset"}
     assert version.commit in (done.folder / "README.md").read_text()
+    again = train("simpo", dataset="me/pairs", dataset_revision=version.commit)
+    assert "finished already" in again.err
 
 
 def test_a_trained_model_is_published_as_a_version(hub, train):
@@ -110,6 +112,14 @@ def test_bad_input(hub, train, dataset, changed, status, words):
     line = failed.err.strip().splitlines()[-1]
     assert line.startswith("error: ") and words in line
     assert not failed.folder.exists()
+
+
+def write_run(folder, rows):
+    """Write rows (prompt, chosen, rejected) as the train split of a run folder."""
+    columns = ("prompt", "chosen", "rejected")
+    write_pairs(folder, [dict(zip(columns, row, strict=True)) for row in rows])
+    (folder / "provenance.json").write_text(json.dumps({"identity": {}, "parents": []}))
+    return folder
 
 
 def test_a_dataset_of_somebody_else(hub, train):
