@@ -148,7 +148,7 @@ def main() -> None:
         base, few, many = folder / "base", folder / "few", folder / "many"
         make_base(base, words)
         rows = make_run(few, 4 * args.steps + 8, 150, words)
-        make_run(many, args.pairs, args.length // 2, words)
+        make_run(many, args.pairs, round(args.length / 1.42), words)  # words are 1.42 tokens here
         inputs(
             "The recipes against the same trainer called bare",
             ("trl", "transformers", "torch", "datasets"),

@@ -6,6 +6,7 @@ the token that ends a turn stands once at the response's end.
 """
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -94,7 +95,8 @@ class Template:
             )
         if tokenizer.eos_token is None:
             raise SelfsynthError("the tokenizer has no EOS token: no response could end")
-        probe = self.response([{"role": "user", "content": "a"}], "b")
+        user = [{"role": "user", "content": "a"}]
+        probe = self._response(user, self._rendered(user, add_generation_prompt=True), "b")
         tail = probe[probe.rindex("b") + 1 :]
         special = set(tokenizer.all_special_tokens) | {
             str(token) for token in tokenizer.added_tokens_decoder.values() if token.special
@@ -106,17 +108,22 @@ class Template:
         self.end = self.end or tokenizer.eos_token
         self.end_id = tokenizer.convert_tokens_to_ids(self.end)
 
-    def prompt(self, messages: list[Mapping[str, str]]) -> str:
-        """Return the text that a model is asked to go on from."""
-        return self._rendered(messages, add_generation_prompt=True)
-
-    def response(self, messages: list[Mapping[str, str]], answer: str) -> str:
-        """Return the text of an answer, up to the end of the conversation.
+    def pair(
+        self, messages: list[Mapping[str, str]], chosen: str, rejected: str
+    ) -> tuple[str, str, str]:
+        """Return the texts of prompt, chosen and rejected, each response up to its end token.
 
         Raises:
-            SelfsynthError: the conversation does not begin with its prompt.
+            SelfsynthError: the template refuses the messages, or writes the prompt differently
+                once it is answered.
         """
-        prompt = self.prompt(messages)
+        prompt = self._rendered(messages, add_generation_prompt=True)
+        return prompt, *(
+            self._cut(self._response(messages, prompt, answer)) for answer in (chosen, rejected)
+        )
+
+    def _response(self, messages: list[Mapping[str, str]], prompt: str, answer: str) -> str:
+        """Return the text of an answer, up to the end of the conversation."""
         whole = self._rendered([*messages, {"role": "assistant", "content": answer}])
         if not whole.startswith(prompt):
             raise SelfsynthError(
@@ -124,14 +131,6 @@ class Template:
                 "serving would see two texts"
             )
         return whole[len(prompt) :]
-
-    def pair(
-        self, messages: list[Mapping[str, str]], chosen: str, rejected: str
-    ) -> tuple[str, str, str]:
-        """Return the texts of prompt, chosen and rejected, each response up to its end token."""
-        return self.prompt(messages), *(
-            self._cut(self.response(messages, answer)) for answer in (chosen, rejected)
-        )
 
     def _cut(self, text: str) -> str:
         if self.adds_end:
@@ -172,7 +171,7 @@ def check_pairs(
         tokenizer: with a chat template and a pad token (`fit_tokenizer`).
         max_length: the most tokens of a prompt with one response; None for no limit.
         on_long: `drop` longer pairs, `truncate` their responses, or `raise`.
-        num_proc: processes that share the work.
+        num_proc: processes that share the work; None for as many as are worth starting.
 
     Raises:
         UsageError: a column is missing.
@@ -181,6 +180,8 @@ def check_pairs(
     """
     check_columns(rows, "the dataset")
     template = Template(tokenizer)
+    if num_proc is None and len(rows) >= _MANY:
+        num_proc = min(8, os.cpu_count() or 1)
     found = rows.select_columns(list(COLUMNS)).map(
         partial(_tokenized, template=template, max_length=max_length, on_long=on_long),
         with_indices=True,
@@ -220,6 +221,7 @@ def check_pairs(
     )
 
 
+_MANY = 5_000  # rows: below, starting processes takes longer than they save
 _IDS = datasets.Sequence(datasets.Value("int32"))
 _FEATURES = datasets.Features(
     {
@@ -262,7 +264,10 @@ def _tokenized(
 def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
     if not texts:
         return []
-    return tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    if tokenizer.is_fast:  # the same ids a fifth faster: nobody asks where in the text they stand
+        found = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [one.ids for one in found]
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
 def _read(prompt: Any, chosen: Any, rejected: Any) -> tuple[list, str, str] | str:
