@@ -187,6 +187,16 @@ def test_nothing_left_is_an_error(tokenizer):
         check_pairs(rows_of((USER, GOOD, GOOD), (USER, BAD, BAD)), tokenizer, 300).require()
 
 
+def test_several_processes_find_the_same(tokenizer, monkeypatch):
+    rows = [(USER, answer(f"{number} {'word ' * (number % 90)}"), BAD) for number in range(200)]
+    alone = check_pairs(rows_of(*rows), tokenizer, 300)
+    monkeypatch.setattr("recipes.data._MANY", 100)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    shared = check_pairs(rows_of(*rows), tokenizer, 301)
+    assert shared.rows.to_list()[:20] == alone.rows.to_list()[:20]
+    assert shared.counts["asked"] == 200 and len(shared.rows) >= len(alone.rows)
+
+
 def test_missing_columns_are_named(tokenizer):
     rows = rows_of((USER, GOOD, BAD)).rename_column("rejected", "losing")
     with pytest.raises(UsageError, match="no column rejected"):
