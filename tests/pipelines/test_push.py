@@ -4,6 +4,10 @@ import json
 
 import pytest
 
+from hub_cards.comparison import compare
+from hub_cards.publish import publish
+from hub_cards.verify import verify
+from selfsynth.revisions import fetch
 from tests.conftest import run_script
 from tests.pipelines.test_sao import arguments, in_process
 from tests.servers.hub_server import HubServer
@@ -51,6 +55,23 @@ def test_the_default_name_is_ones_own(servers, tmp_path):
     run_script(*command, **environment)
     name = command[command.index("--model") + 1]
     assert list(hub.tags(f"me/sao-{name}")) == ["v1"]
+
+
+def test_a_merged_run_is_a_version(hub, tmp_path):
+    for name in ("one", "two"):
+        with ModelServer(models=[name], salt=name) as model:
+            command = arguments(model.url, tmp_path / name, n=N)
+            command[command.index("scripted")] = name
+            run_script(*command)
+    merge = ["pipelines/sao.py", "merge", tmp_path / "one", tmp_path / "two"]
+    run_script(*merge, "--output-dir", tmp_path / "both")
+    first, second = publish(tmp_path / "one", "me/both"), publish(tmp_path / "both", "me/both")
+    assert (first.tag, second.tag) == ("v1", "v2")
+    for version in (first, second):
+        folder, commit = fetch("me/both", version.tag)
+        assert commit == version.commit and verify(folder)[0] == []
+    found = compare(tmp_path / "one", folder)
+    assert found["removed"] == [] and found["added"]
 
 
 @pytest.mark.parametrize(
