@@ -3,7 +3,7 @@
 The reward of a response is beta times the log-ratio of its probability under the model and under
 the base; with an adapter the base is the model without it, and without one it is a second copy.
 
-    python recipes/dpo.py --config recipes/qwen2.5-7b-instruct/dpo.yaml
+    python recipes/dpo.py --config recipes/Qwen2.5-7B-Instruct/dpo.yaml
 """
 
 from selfsynth.early import stop_at_once
@@ -11,11 +11,9 @@ from selfsynth.early import stop_at_once
 if __name__ == "__main__":
     stop_at_once()  # what follows takes seconds to load
 
-from trl import get_peft_config
-
 from recipes.arguments import DPOArguments, read_recipe
 from recipes.trainers import PairDPOTrainer
-from recipes.training import dry_run, prepare, run
+from recipes.training import dry_run, for_trainer, prepare, run
 from selfsynth.errors import command
 
 
@@ -30,13 +28,8 @@ def main() -> None:
         # By itself the trainer would load the base again, from its newest commit.
         in_memory = not (recipe.model.use_peft or recipe.training.precompute_ref_log_probs)
         return PairDPOTrainer(
-            model=prepared.base.load(recipe.model),
             ref_model=prepared.base.load(recipe.model) if in_memory else None,
-            args=recipe.training,
-            processing_class=prepared.base.tokenizer,
-            train_dataset=prepared.train.rows,
-            eval_dataset=prepared.test and prepared.test.rows,
-            peft_config=get_peft_config(recipe.model),
+            **for_trainer(recipe, prepared),
         )
 
     run(recipe, prepared, trainer)

@@ -4,7 +4,7 @@ The base gets a head of one number, and the loss asks that of the chosen respons
 Its accuracy on the test split stands beside that of "the longer response is better", and is also
 told for the pairs of about equal length, where that rule knows nothing.
 
-    python recipes/reward.py --config recipes/qwen2.5-7b-instruct/reward.yaml
+    python recipes/reward.py --config recipes/Qwen2.5-7B-Instruct/reward.yaml
 """
 
 from selfsynth.early import stop_at_once
@@ -13,13 +13,12 @@ if __name__ == "__main__":
     stop_at_once()  # what follows takes seconds to load
 
 import numpy as np
-from trl import get_peft_config
 
 from hub_cards import Result
 from recipes.arguments import RewardArguments, read_recipe
 from recipes.data import Checked
 from recipes.trainers import PairRewardTrainer
-from recipes.training import dry_run, prepare, run
+from recipes.training import dry_run, for_trainer, prepare, run
 from selfsynth.errors import command
 from selfsynth.progress import say
 from selfsynth.stats import Estimate, wilson
@@ -38,14 +37,7 @@ def main() -> None:
         return dry_run(recipe, prepared)
 
     def trainer() -> PairRewardTrainer:
-        return PairRewardTrainer(
-            model=prepared.base.load(recipe.model, reward=True),
-            args=recipe.training,
-            processing_class=prepared.base.tokenizer,
-            train_dataset=prepared.train.rows,
-            eval_dataset=prepared.test and prepared.test.rows,
-            peft_config=get_peft_config(recipe.model),
-        )
+        return PairRewardTrainer(**for_trainer(recipe, prepared, reward=True))
 
     def measure(trainer: PairRewardTrainer) -> list[Result]:
         if prepared.test is None:

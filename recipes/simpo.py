@@ -13,11 +13,9 @@ from selfsynth.early import stop_at_once
 if __name__ == "__main__":
     stop_at_once()  # what follows takes seconds to load
 
-from trl import get_peft_config
-
 from recipes.arguments import SimPOArguments, read_recipe
 from recipes.trainers import SimPOTrainer
-from recipes.training import dry_run, prepare, run
+from recipes.training import dry_run, for_trainer, prepare, run
 from selfsynth.errors import command
 
 
@@ -28,17 +26,7 @@ def main() -> None:
     if recipe.ours.dry_run:
         return dry_run(recipe, prepared)
 
-    def trainer() -> SimPOTrainer:
-        return SimPOTrainer(
-            model=prepared.base.load(recipe.model),
-            args=recipe.training,
-            processing_class=prepared.base.tokenizer,
-            train_dataset=prepared.train.rows,
-            eval_dataset=prepared.test and prepared.test.rows,
-            peft_config=get_peft_config(recipe.model),
-        )
-
-    run(recipe, prepared, trainer)
+    run(recipe, prepared, lambda: SimPOTrainer(**for_trainer(recipe, prepared)))
 
 
 if __name__ == "__main__":

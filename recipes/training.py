@@ -235,6 +235,18 @@ def dry_run(recipe: Recipe, prepared: Prepared) -> None:
     say("a dry run: nothing was trained")
 
 
+def for_trainer(recipe: Recipe, prepared: Prepared, reward: bool = False) -> dict[str, Any]:
+    """Return what every trainer is made of; this loads the weights."""
+    return {
+        "model": prepared.base.load(recipe.model, reward),
+        "args": recipe.training,
+        "processing_class": prepared.base.tokenizer,
+        "train_dataset": prepared.train.rows,
+        "eval_dataset": prepared.test and prepared.test.rows,
+        "peft_config": get_peft_config(recipe.model),
+    }
+
+
 def run(
     recipe: Recipe,
     prepared: Prepared,
