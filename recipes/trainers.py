@@ -35,13 +35,15 @@ class _Watched:
         self.add_callback(_StopAtBadGradient())
 
     def training_step(self, model: Any, inputs: dict, *args, **kwargs) -> torch.Tensor:
-        rows = inputs.pop("row").tolist()
+        rows = inputs.pop("row", None)
         loss = super().training_step(model, inputs, *args, **kwargs)
         if not torch.isfinite(loss):
+            which = (
+                "packed rows" if rows is None else f"the rows {', '.join(map(str, rows.tolist()))}"
+            )
             raise SelfsynthError(
-                f"the loss is {loss.item()} at step {self.state.global_step + 1}, with the rows "
-                f"{', '.join(map(str, rows))} of the training split: a lower learning_rate, or "
-                "bf16 in place of fp16, may help"
+                f"the loss is {loss.item()} at step {self.state.global_step + 1}, with {which} of "
+                "the training split: a lower learning_rate, or bf16 in place of fp16, may help"
             )
         return loss
 
@@ -55,11 +57,13 @@ class _Watched:
 
 @dataclass
 class _WithRows:
-    """A collator that leaves the numbers of the rows in the batch."""
+    """A collator that leaves the numbers of the rows in the batch, where they are not packed."""
 
     collate: Any
 
     def __call__(self, features: list[dict]) -> dict:
+        if "row" not in features[0]:
+            return self.collate(features)
         rows = [feature["row"] for feature in features]
         batch = self.collate([{k: v for k, v in one.items() if k != "row"} for one in features])
         return {**batch, "row": torch.tensor(rows)}

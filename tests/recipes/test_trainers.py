@@ -34,6 +34,11 @@ def test_three_steps_frozen(train, method):
     assert counts["asked"] == counts["kept"] + sum(counts["dropped"].values())
 
 
+@pytest.mark.filterwarnings("ignore")  # packing wants flash attention, which no CPU has
+def test_packed_rows_are_trained_on(train):
+    assert len(losses(train("sft", "--packing", per_device_train_batch_size=1))) == 3
+
+
 def pairs(*lengths):
     torch.manual_seed(1)
     rows = []
