@@ -29,11 +29,9 @@ from hub_cards.parts import BEGIN, END, join_card
 from hub_cards.pictures import draw_ledger, draw_lengths, draw_margins
 from selfsynth.audit import BELIEVED, CHANCE, accuracy, noise_floor, sentence
 from selfsynth.progress import duration
+from selfsynth.provenance import ON_HUB
 from selfsynth.schema import JUDGE_MODES, LEDGER_SCHEMA, PAIR_SCHEMA, REASONS
 from selfsynth.stats import Estimate
-
-ON_HUB = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)@(?P<commit>[0-9a-f]{40})(:.*)?", re.ASCII)
-"""A name with a commit behind it, which only the Hub gives; a file in it may follow."""
 
 FEW_PAIRS = 1000
 SAMPLE_CHARACTERS = 600

@@ -25,7 +25,8 @@ from huggingface_hub import (
 )
 from huggingface_hub.utils import validate_repo_id
 
-from hub_cards.cards import ON_HUB, environment, flat, visible, write_card
+from hub_cards.cards import environment, flat, visible, write_card
+from selfsynth.provenance import ON_HUB
 from selfsynth.stats import Estimate
 
 METHODS = {
@@ -110,7 +111,8 @@ def write_model_card(folder: Path, provenance: Mapping, results: Sequence[Result
             `counts` may be empty, or else has rows `asked` (read), `kept` (trained on) and
             `dropped` (by reason);
             `facts` holds `model_name`, `base_licence` (None where unknown), `languages`, as the
-            Hub spells them, and `library` (a key of `RELATIONS`);
+            Hub spells them, and `library` (a key of `RELATIONS`), and may hold `lengths`, what is
+            said of the rows' lengths by its name;
             `tokens` may be empty.
         results: what was measured; a benchmark nobody has heard of is fine.
 

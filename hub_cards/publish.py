@@ -34,7 +34,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
-from hub_cards.cards import ON_HUB, inline
+from hub_cards.cards import inline
 from hub_cards.models import PICTURES
 from hub_cards.parts import generated, join_card, merge, part, put, split_card
 from hub_cards.versions import (
@@ -48,6 +48,7 @@ from hub_cards.versions import (
 )
 from selfsynth.errors import SelfsynthError, UsageError
 from selfsynth.progress import say
+from selfsynth.provenance import ON_HUB
 from selfsynth.revisions import hub_errors
 from selfsynth.runs import RunFolder
 

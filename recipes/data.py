@@ -373,12 +373,19 @@ def fit_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def table_of(checked: Checked, max_length: int | None) -> list[tuple[str, str]]:
-    """Return what became of the rows, as two columns to print."""
+    """Return what became of the rows and how long they are, as two columns to print."""
+    return [
+        ("rows in", f"{checked.read:,}"),
+        *((f"dropped: {reason}", f"{count:,}") for reason, count in checked.dropped.items()),
+        ("rows out", f"{len(checked.rows):,}"),
+        *lengths_of(checked, max_length),
+    ]
+
+
+def lengths_of(checked: Checked, max_length: int | None) -> list[tuple[str, str]]:
+    """Return how long the rows are in tokens, as two columns to print."""
     prompt, chosen, rejected = (checked.lengths[:, column] for column in range(3))
-    longest = prompt + np.maximum(chosen, rejected)
-    lines = [("rows in", f"{checked.read:,}")]
-    lines += [(f"dropped: {reason}", f"{count:,}") for reason, count in checked.dropped.items()]
-    lines += [("rows out", f"{len(checked.rows):,}")]
+    lines = []
     if checked.truncated:
         lines += [("of which truncated", f"{checked.truncated:,}")]
     if max_length is not None:
@@ -388,7 +395,7 @@ def table_of(checked: Checked, max_length: int | None) -> list[tuple[str, str]]:
         ("prompt", prompt),
         ("chosen", chosen),
         ("rejected", rejected),
-        ("longest of a pair", longest),
+        ("longest of a pair", prompt + np.maximum(chosen, rejected)),
     ):
         low, middle, high = np.percentile(values, [5, 50, 95])
         lines += [
@@ -398,5 +405,4 @@ def table_of(checked: Checked, max_length: int | None) -> list[tuple[str, str]]:
                 f"95 % {high:.0f}, most {values.max()}",
             )
         ]
-    lines += [("chosen against rejected", f"{checked.length_gap:+.1%} tokens on average")]
-    return lines
+    return [*lines, ("chosen against rejected", f"{checked.length_gap:+.1%} tokens on average")]

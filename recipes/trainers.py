@@ -4,6 +4,7 @@ The one place that imports CPO, in which TRL keeps SimPO: it is experimental the
 """
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ from selfsynth.errors import SelfsynthError
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # pinned exactly, and this is the one place
 from trl.experimental.cpo import CPOConfig, CPOTrainer  # noqa: F401 (arguments.py's)
+
+# TRL asks transformers by a name of yesterday; nobody who trains can do anything about it.
+warnings.filterwarnings("ignore", r"`is_gradient_checkpointing`", FutureWarning)
 
 
 class _Watched:

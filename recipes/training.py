@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import transformers
 import yaml
 from accelerate import PartialState
 from transformers import IntervalStrategy, Trainer, set_seed
@@ -28,7 +29,16 @@ from hub_cards.pictures import draw_loss, draw_rewards
 from hub_cards.publish import check, publish, tell
 from recipes.arguments import Recipe, effective, settings
 from recipes.bases import Base, find_base
-from recipes.data import REASONS, WIDE_GAP, Checked, Template, check_pairs, fit_tokenizer, table_of
+from recipes.data import (
+    REASONS,
+    WIDE_GAP,
+    Checked,
+    Template,
+    check_pairs,
+    fit_tokenizer,
+    lengths_of,
+    table_of,
+)
 from selfsynth import provenance
 from selfsynth.errors import UsageError
 from selfsynth.progress import console, say
@@ -74,8 +84,10 @@ def prepare(recipe: Recipe) -> Prepared:
     """
     ours, training = recipe.ours, recipe.training
     state = PartialState()
-    if not (console.is_terminal and state.is_main_process):
+    if not (console.is_terminal and state.is_main_process):  # a log takes lines, and no bars
         datasets.disable_progress_bars()
+        transformers.logging.disable_progress_bar()
+        training.disable_tqdm = True
     repo_id = None
     if recipe.push and state.is_main_process:
         name = recipe.repo_id or Path(training.output_dir).resolve().name
@@ -346,7 +358,7 @@ def _save(
             "base_licence": prepared.base.licence,
             "languages": list(prepared.base.languages),
             "library": "peft" if recipe.model.use_peft else "transformers",
-            "rows": dict(table_of(train, recipe.training.max_length)),
+            "lengths": dict(lengths_of(train, recipe.training.max_length)),
             "steps": trainer.state.global_step,
             "world_size": recipe.training.world_size,
             "bf16": bool(recipe.training.bf16),

@@ -19,8 +19,10 @@ from selfsynth.errors import SelfsynthError
 
 LIBRARIES = ("datasets", "huggingface_hub", "distilabel", "transformers", "trl", "xllamacpp")
 
+ON_HUB = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)@(?P<commit>[0-9a-f]{40})(:(?P<file>.*))?", re.ASCII)
+"""A name with a commit behind it, which only the Hub gives; a file in it may follow."""
 
-_ON_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@\w[\w./-]*)?(?P<file>:\w[\w./-]*)?")
+_LIKE_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@\w[\w./-]*)?(?P<file>:\w[\w./-]*)?")
 
 
 def build(
@@ -93,8 +95,8 @@ def parent_of(folder: Path, kind: str) -> dict[str, Any] | None:
 
 def on_hub(name: str, kind: str) -> dict[str, Any] | None:
     """Return ID@COMMIT[:FILE] as a parent; None when it is no such name."""
-    found = re.fullmatch(r"([\w.-]+/[\w.-]+)@([0-9a-f]{40})(:.*)?", name)
-    return found and {"repo": found[1], "commit": found[2], "type": kind}
+    found = ON_HUB.fullmatch(name)
+    return found and {"repo": found["id"], "commit": found["commit"], "type": kind}
 
 
 def differences(old: Mapping, new: Mapping) -> list[str]:
@@ -178,7 +180,7 @@ def _cut_value(value: str, option: str) -> str:
 
 
 def _cut_path(text: str, never_on_hub: bool) -> str:
-    on_hub = _ON_HUB.fullmatch(text)
+    on_hub = _LIKE_HUB_ID.fullmatch(text)
     is_file = on_hub and not on_hub["file"] and text.endswith((".gguf", ".jsonl", ".txt"))
     if on_hub and not (is_file or never_on_hub or os.path.exists(text)):
         return text

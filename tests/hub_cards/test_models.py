@@ -300,6 +300,23 @@ def test_publishing_finds_its_places_and_the_snippets_are_python(method, library
         compile(code, "card", "exec")
 
 
+@pytest.mark.parametrize("base", [f"{BASE}-GGUF@{COMMIT}:a.gguf", f"sha256:{COMMIT}"])
+@pytest.mark.parametrize("method", ["simpo", "reward"])
+def test_the_snippet_of_an_adapter_names_the_gguf_of_its_base(method, base, tmp_path):
+    card = write(tmp_path, identity={"method": method, "base": base}, facts={"library": "peft"})
+    load, _ = snippets(card.replace('"<repo>"', '"me/x", revision="v1"'))
+    compile(load, "card", "exec")
+    file = "a.gguf" if "@" in base else "BASE.gguf"
+    assert f'gguf_file="{file}"' in load and ("@" in base) == (f'revision="{COMMIT}"' in load)
+    assert card.count("<repo>") == 2 and "AutoPeft" not in card
+
+
+def test_lengths_stand_beside_the_rows(tmp_path):
+    facts = {"lengths": {"tokens, chosen": "mean 48, most 240", "over 2,048 tokens": "41"}}
+    said = table(write(tmp_path, facts=facts), "of the rows trained on")
+    assert said == {name: [value] for name, value in facts["lengths"].items()}
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("library", ["transformers", "peft"])
 @pytest.mark.parametrize("method", ["simpo", "reward"])

@@ -1,6 +1,8 @@
 """A training ends as a model with a card, and goes on after a kill when it is the same one."""
 
 import json
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import pytest
 import yaml
 
 from hub_cards.publish import publish
+from tests import tiny
 from tests.conftest import ROOT
 from tests.recipes.conftest import provenance, write_pairs
 from tests.recipes.test_data import BAD, GOOD, USER
@@ -45,6 +48,28 @@ def test_an_adapter(train):
     assert made["facts"]["library"] == "peft" and made["identity"]["lora_r"] == 4
     assert (done.folder / "adapter_model.safetensors").exists()
     assert not (done.folder / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("method", ["dpo", "reward"])
+def test_the_card_of_an_adapter_on_a_gguf_loads_it(method, train, tmp_path, monkeypatch):
+    """No adapter's settings can name a GGUF, so that the card must."""
+    pytest.importorskip("gguf")
+    monkeypatch.setenv("SELFSYNTH_CACHE", str(tmp_path / "cache"))
+    path = tiny.write_gguf(tiny.model_of("qwen2"), tmp_path / "BASE.gguf")
+    done = train(method, "--use_peft", "--lora_r=4", model_name_or_path=path, seed=1)
+    made = provenance(done.folder)
+    assert made["identity"]["base"].startswith("sha256:")
+    card = (done.folder / "README.md").read_text()
+    (load,) = re.findall(r"selfsynth:load -->\n```python\n(.*?)```", card, re.DOTALL)
+    # What peft would find by itself on this machine is not there on another.
+    settings = json.loads((done.folder / "adapter_config.json").read_text())
+    shutil.rmtree(settings["base_model_name_or_path"])
+    names = {}
+    exec(load.replace("FOLDER", str(tmp_path)).replace("<repo>", str(done.folder)), names)
+    changed = [name for name, one in names["model"].named_parameters() if "lora_B" in name]
+    assert changed and all(names["model"].get_parameter(name).any() for name in changed)
+    ids = names["tokenizer"]("a", return_tensors="pt")
+    assert names["model"](**ids).logits.isfinite().all()
 
 
 def test_a_dry_run_trains_nothing(train):

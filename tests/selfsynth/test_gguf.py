@@ -309,19 +309,25 @@ def tensors(path):
     return {one.name: one.data for one in GGUFReader(path).tensors}
 
 
+ADAPTED = {
+    "plain": {},
+    "rslora": {"use_rslora": True},
+    "patterns": {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"layers.1.mlp.up_proj": 3}},
+    "lm_head": {"target_modules": ["q_proj", "lm_head"]},
+}
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("tiny", "options"),
     [
-        {},
-        {"use_rslora": True},
-        {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"layers.1.mlp.up_proj": 3}},
-        {"target_modules": ["q_proj", "lm_head"]},
+        pytest.param(architecture, options, id=f"{architecture}-{name}")
+        for architecture in ARCHITECTURES
+        for name, options in ADAPTED.items()
+        if (architecture, name) != ("gemma2", "lm_head")  # it has no output layer of its own
     ],
-    ids=["plain", "rslora", "patterns", "lm_head"],
+    indirect=["tiny"],
 )
 def test_an_adapter_changes_the_same_weights_by_the_same(options, tiny, tmp_path):
-    if "lm_head" in options.get("target_modules", ()) and tiny.architecture == "gemma2":
-        pytest.skip("it has no output layer of its own")
     import numpy as np
     from gguf import GGUFReader
     from peft.tuners.lora import LoraLayer
@@ -603,10 +609,9 @@ def test_llama_cpp_serves_the_same(tiny, tmp_path):
         assert found[:10] == pytest.approx(values[:10], abs=0.1), spec
 
 
+@pytest.mark.parametrize("tiny", [one for one in ARCHITECTURES if one != "qwen2"], indirect=True)
 def test_an_adapter_of_another_model_is_refused(tiny, adapters, tmp_path):
     pytest.importorskip("xllamacpp")
-    if tiny.architecture == "qwen2":
-        pytest.skip("it is the same model")
     gguf.write_lora(adapters.adapter, tmp_path / "lora.gguf")
     with pytest.raises(SelfsynthError, match=r"serve tiny.gguf: .*arch mismatch"):
         served(f"{tiny.gguf}+{tmp_path / 'lora.gguf'}", tmp_path)
