@@ -1,6 +1,6 @@
 """Is a model better to talk to than its base, and did it forget anything?
 
-    python -m eval score ANNOTATIONS.json                 # any file of AlpacaEval annotations
+python -m eval score ANNOTATIONS.json                 # any file of AlpacaEval annotations
 """
 
 from selfsynth.early import stop_at_once

@@ -281,7 +281,8 @@ def test_urls_share_the_load():
     with ModelServer(delay=0.02) as one, ModelServer(delay=0.02) as other:
         found = answers(endpoint(one.url, other.url), requests(60), limit=10)
         assert one.in_flight_max == other.in_flight_max == 5
-        assert len(one.requests) == len(other.requests) == 30
+        # The next request goes where fewer wait: a server that is slow for a moment gets fewer.
+        assert min(len(one.requests), len(other.requests)) >= 20
         assert len({answer.text for answer in found}) == 60
 
 
