@@ -112,7 +112,7 @@ def write_model_card(folder: Path, provenance: Mapping, results: Sequence[Result
             `dropped` (by reason);
             `facts` holds `model_name`, `base_licence` (None where unknown), `languages`, as the
             Hub spells them, and `library` (a key of `RELATIONS`), and may hold `lengths`, what is
-            said of the rows' lengths by its name;
+            said of the rows' lengths by its name, and `base_gguf`, the base's file where it is one;
             `tokens` may be empty.
         results: what was measured; a benchmark nobody has heard of is fine.
 

@@ -34,6 +34,7 @@ class Base:
             folder's name with the SHA-256 of its weights.
         licence: in the Hub's words, None where it is not known.
         languages: codes as the Hub has them.
+        gguf: the name of the GGUF file that it was converted from, None where it was none.
         parent: the base as provenance names it, with its own parents; None where nothing is known.
     """
 
@@ -44,6 +45,7 @@ class Base:
     tokenizer: PreTrainedTokenizerBase = field(repr=False)
     licence: str | None = None
     languages: tuple[str, ...] = ()
+    gguf: str | None = None
     parent: dict[str, Any] | None = None
 
     def load(self, model: ModelConfig, reward: bool = False) -> PreTrainedModel:
@@ -87,11 +89,18 @@ def find_base(model: ModelConfig) -> Base:
             None,
             known.model,
             licence=known.licence,
+            gguf=known.file,
             parent=provenance.on_hub(known.model, "model"),
         )
     if spec.endswith(".gguf"):
         path, name = fetch_gguf(spec)
-        return _read(str(to_folder(path)), None, name, parent=provenance.on_hub(name, "model"))
+        return _read(
+            str(to_folder(path)),
+            None,
+            name,
+            gguf=path.name,
+            parent=provenance.on_hub(name, "model"),
+        )
     revision = None if model.model_revision == "main" else model.model_revision
     source, commit = locate(spec, revision, "model")
     if commit is None:

@@ -356,6 +356,7 @@ def _save(
         facts={
             "model_name": folder.path.resolve().name,
             "base_licence": prepared.base.licence,
+            "base_gguf": prepared.base.gguf,
             "languages": list(prepared.base.languages),
             "library": "peft" if recipe.model.use_peft else "transformers",
             "lengths": dict(lengths_of(train, recipe.training.max_length)),

@@ -17,9 +17,12 @@ from typing import Any
 import selfsynth
 from selfsynth.errors import SelfsynthError
 
-LIBRARIES = ("datasets", "huggingface_hub", "distilabel", "transformers", "trl", "xllamacpp")
+LIBRARIES = (
+    *("datasets", "huggingface_hub", "distilabel", "torch", "transformers", "trl", "peft"),
+    "xllamacpp",
+)
 
-ON_HUB = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)@(?P<commit>[0-9a-f]{40})(:(?P<file>.*))?", re.ASCII)
+ON_HUB = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)@(?P<commit>[0-9a-f]{40})(:.*)?", re.ASCII)
 """A name with a commit behind it, which only the Hub gives; a file in it may follow."""
 
 _LIKE_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@\w[\w./-]*)?(?P<file>:\w[\w./-]*)?")

@@ -300,14 +300,15 @@ def test_publishing_finds_its_places_and_the_snippets_are_python(method, library
         compile(code, "card", "exec")
 
 
-@pytest.mark.parametrize("base", [f"{BASE}-GGUF@{COMMIT}:a.gguf", f"sha256:{COMMIT}"])
+@pytest.mark.parametrize("base", [f"{BASE}-GGUF@{COMMIT}", f"sha256:{COMMIT}"])
 @pytest.mark.parametrize("method", ["simpo", "reward"])
 def test_the_snippet_of_an_adapter_names_the_gguf_of_its_base(method, base, tmp_path):
-    card = write(tmp_path, identity={"method": method, "base": base}, facts={"library": "peft"})
+    facts = {"library": "peft", "base_gguf": "a.gguf"}
+    card = write(tmp_path, identity={"method": method, "base": base}, facts=facts)
     load, _ = snippets(card.replace('"<repo>"', '"me/x", revision="v1"'))
     compile(load, "card", "exec")
-    file = "a.gguf" if "@" in base else "BASE.gguf"
-    assert f'gguf_file="{file}"' in load and ("@" in base) == (f'revision="{COMMIT}"' in load)
+    assert 'gguf_file="a.gguf"' in load
+    assert (f'"{BASE}-GGUF",' in load) == (f'revision="{COMMIT}"' in load) == ("@" in base)
     assert card.count("<repo>") == 2 and "AutoPeft" not in card
 
 
