@@ -6,12 +6,14 @@ errors. Every argument of the trainer and of transformers can be given.
 
 import argparse
 import dataclasses
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, NoReturn
+from types import UnionType
+from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import torch
 from transformers import TrainingArguments
@@ -24,6 +26,26 @@ from selfsynth.errors import UsageError, show_tracebacks
 from selfsynth.progress import say
 
 ON_LONG = ("drop", "truncate", "raise")
+
+_ABOVE_ZERO = (
+    *("learning_rate", "beta", "num_train_epochs", "max_length", "lora_r", "lora_alpha"),
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+)
+
+# What the recipes decide: the only value, and why. TRL would ignore another, or save a model with
+# another tokenizer than that of its rows.
+_DECIDED = {
+    "trust_remote_code": (False, "nothing runs code of a repository"),
+    "model_init_kwargs": (None, "dtype and attn_implementation are arguments of their own"),
+    "chat_template_path": (None, "the chat template is the tokenizer's own"),
+    "eos_token": (None, "a response ends as the chat template ends a turn"),
+    "truncation_mode": ("keep_start", "on_long says what happens to long pairs"),
+    "max_completion_length": (None, "on_long says what happens to long pairs"),
+    "completion_only_loss": (True, "the response is learned, and never the prompt"),
+    "assistant_only_loss": (False, "the response is learned, and never the prompt"),
+    "dataset_text_field": ("text", "rows hold prompt, chosen and rejected"),
+    "dataset_kwargs": (None, "the trainer gets token ids"),
+}
 
 
 @dataclass
@@ -194,6 +216,8 @@ def read_recipe(
     if training.use_cpu and "flash" in (model.attn_implementation or ""):
         model.attn_implementation = None
     fields = {**vars(ours), **vars(training), **vars(model)}
+    given = {name: fields[name] for name in sorted(flags | set(config)) if name in fields}
+    _check_meaning(fields, given)
     recipe = Recipe(
         method=method,
         ours=ours,
@@ -202,7 +226,7 @@ def read_recipe(
         push=training.push_to_hub,
         repo_id=training.hub_model_id,
         private=bool(training.hub_private_repo),
-        given={name: fields[name] for name in sorted(flags | set(config)) if name in fields},
+        given=given,
     )
     # A Trainer's own push is a commit a checkpoint and a card of its own.
     training.push_to_hub = False
@@ -222,23 +246,46 @@ def _take_debug(words: list[str]) -> list[str]:
 
 def _check_values(config: dict[str, Any], parser: argparse.ArgumentParser, path: str) -> None:
     """Refuse values that argparse would take from a file and not from the command line."""
-    actions = {action.dest: action for action in parser._actions}
+    actions, types = {action.dest: action for action in parser._actions}, _types_of(parser)
     for key, value in config.items():
         action = actions[key]
-        many = action.nargs in ("+", "*")
-        # A dictionary is JSON on the command line.
-        takes_json = isinstance(value, dict) and action.type in (str, dict)
-        if isinstance(value, dict | list) and not (
-            takes_json or (many and isinstance(value, list))
-        ):
+        if value is False and "no" in (action.choices or ()):
+            value = config[key] = "no"  # which YAML reads as false
+        if isinstance(value, dict | list) and type(value) not in types[key]:
             raise UsageError(f"{path}: {key} must be one value")
+        if isinstance(value, list) and any(isinstance(one, dict | list | None) for one in value):
+            raise UsageError(f"{path}: {key} must be a list of plain values")
+        if action.choices and value is not None and value not in action.choices:
+            raise UsageError(f"{path}: {key} must be one of {', '.join(map(str, action.choices))}")
         takes_bool = getattr(action.type, "__name__", "str") in ("string_to_bool", "str")
         if isinstance(value, bool) and not takes_bool:
             raise UsageError(f"{path}: {key} must be a number")
-        if action.choices and value is not None and value not in action.choices:
-            raise UsageError(f"{path}: {key} must be one of {', '.join(map(str, action.choices))}")
         if isinstance(value, int | float) and not isinstance(value, bool):
             config[key] = str(value)  # argparse reads defaults that are text as it reads flags
+
+
+def _types_of(parser: TrlParser) -> dict[str, set[type]]:
+    """Return the types that each argument may have, by its name."""
+    found = {}
+    for arguments in parser.dataclass_types:
+        for name, hint in get_type_hints(arguments).items():
+            several = get_origin(hint) in (Union, UnionType)
+            found[name] = {
+                get_origin(one) or one for one in (get_args(hint) if several else [hint])
+            }
+    return found
+
+
+def _check_meaning(fields: dict[str, Any], given: dict[str, Any]) -> None:
+    """Refuse numbers that nothing can be trained with, and settings that would have no effect."""
+    for name in _ABOVE_ZERO:
+        value = fields.get(name)
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"{name} must be a number above 0, not {value}")
+    for name in given.keys() & _DECIDED:
+        only, why = _DECIDED[name]
+        if given[name] not in (None, only):
+            raise UsageError(f"{name} cannot be {given[name]!r}: {why}")
 
 
 def settings(recipe: Recipe) -> dict[str, Any]:

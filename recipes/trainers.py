@@ -21,8 +21,8 @@ from selfsynth.errors import SelfsynthError
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # pinned exactly, and this is the one place
 from trl.experimental.cpo import CPOConfig, CPOTrainer  # noqa: F401 (arguments.py's)
 
-# TRL asks transformers by a name of yesterday; nobody who trains can do anything about it.
-warnings.filterwarnings("ignore", r"`is_gradient_checkpointing`", FutureWarning)
+# TRL asks transformers by names of yesterday; nobody who trains can do anything about it.
+warnings.filterwarnings("ignore", r"`(is_)?gradient_checkpointing`", FutureWarning)
 
 
 class _Watched:

@@ -83,6 +83,22 @@ BAD = {
     "unknown flag": ("simpo_gamma: 1", ["--learning-rat=1"], "learning"),
     "an abbreviation": ("simpo_gamma: 1", ["--learning=1"], "learning"),
     "bad strategy": ("simpo_gamma: 1\nsave_strategy: often", [], "save_strategy"),
+    "a word for a choice": ("simpo_gamma: 1\neval_strategy: yes", [], "must be one of no, steps"),
+    "a dictionary for text": ("simpo_gamma: 1\noutput_dir: {a: 1}", [], "output_dir must be one"),
+    "a dictionary in a list": (
+        "simpo_gamma: 1\nlora_target_modules: [q_proj, {a: 1}]",
+        [],
+        "lora_target_modules must be a list of plain values",
+    ),
+    **{
+        f"{name} {value}": ("simpo_gamma: 1", [f"--{name}={value}"], f"{name} must be a number ab")
+        for name, value in [
+            *(("learning_rate", "nan"), ("learning_rate", "inf"), ("learning_rate", -1)),
+            *(("beta", 0), ("num_train_epochs", 0), ("max_length", -5), ("lora_alpha", 0)),
+            *(("per_device_train_batch_size", 0), ("gradient_accumulation_steps", 0)),
+        ]
+    },
+    "code of a repository": ("simpo_gamma: 1\ntrust_remote_code: true", [], "nothing runs code"),
     "config of a config": ("config: other.yaml\nsimpo_gamma: 1", [], "unknown keys: config"),
 }
 
@@ -92,6 +108,26 @@ def test_bad_recipes(tmp_path, text, flags, words):
     with pytest.raises(UsageError) as caught:
         read(tmp_path, text, *flags)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("completion_only_loss: false", "assistant_only_loss: true", "eos_token: <|im_start|>"),
+        *("chat_template_path: me/other", "truncation_mode: keep_end", "dataset_kwargs: {a: 1}"),
+        *("model_init_kwargs: {dtype: float32}", "dataset_text_field: chosen"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(tmp_path, text):
+    with pytest.raises(UsageError, match=f"{text.partition(':')[0]} cannot be "):
+        read(tmp_path, text, method="sft")
+
+
+def test_what_yaml_reads_otherwise(tmp_path):
+    """`no` is false in YAML, and several names are a list."""
+    text = "eval_strategy: no\nsave_strategy: no\nreport_to: [none]\ncompletion_only_loss: true\n"
+    training = read(tmp_path, text, method="sft").training
+    assert training.eval_strategy == training.save_strategy == "no" and training.report_to == []
 
 
 @pytest.mark.parametrize("missing", ["dataset", "model_name_or_path"])
