@@ -9,14 +9,15 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import datasets
+import torch
 import transformers
 import yaml
 from accelerate import PartialState
@@ -40,7 +41,7 @@ from recipes.data import (
     table_of,
 )
 from selfsynth import provenance
-from selfsynth.errors import UsageError
+from selfsynth.errors import SelfsynthError, UsageError
 from selfsynth.progress import console, say
 from selfsynth.revisions import load, locate
 from selfsynth.runs import RunFolder
@@ -161,7 +162,8 @@ def _steps(recipe: Recipe, rows: int) -> int:
     training = recipe.training
     if training.max_steps > 0:
         return training.max_steps
-    batches = math.ceil(rows / (training.per_device_train_batch_size * training.world_size))
+    whole = math.floor if training.dataloader_drop_last else math.ceil
+    batches = whole(rows / (training.per_device_train_batch_size * training.world_size))
     a_pass = max(1, math.ceil(batches / training.gradient_accumulation_steps))
     return math.ceil(training.num_train_epochs * a_pass)
 
@@ -222,7 +224,6 @@ def memory_of(recipe: Recipe, base: Base) -> dict[str, float]:
 
 
 def _adapter_parameters(recipe: Recipe, base: Base) -> int:
-    import torch
     from peft import get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -239,7 +240,8 @@ def dry_run(recipe: Recipe, prepared: Prepared) -> None:
     for line in yaml.safe_dump(effective(recipe), sort_keys=True).splitlines():
         say(f"  {line}")
     say("")
-    parts = memory_of(recipe, prepared.base)
+    with _failing_in_one_line():
+        parts = memory_of(recipe, prepared.base)
     say(
         f"memory, about {sum(parts.values()) / 1e9:.1f} GB over all devices: "
         + ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts.items() if size)
@@ -288,21 +290,44 @@ def run(
             if main:
                 say(f"finished already: {folder.path}")
         else:
-            set_seed(training.seed)
-            trainer = make_trainer()
-            # The folder and its checkpoints are those of this identity.
-            trainer.train(resume_from_checkpoint=_checkpoint(recipe, prepared, folder, main))
-            results = list(measure(trainer))
+            with _failing_in_one_line():
+                set_seed(training.seed)
+                trainer = make_trainer()
+                # The folder and its checkpoints are those of this identity.
+                trainer.train(resume_from_checkpoint=_checkpoint(recipe, prepared, folder, main))
+                results = list(measure(trainer))
             _save(recipe, prepared, trainer, folder, results, main)
     if main and prepared.repo_id:
         say(f"publishing to {prepared.repo_id}")
         tell(publish(folder.path, prepared.repo_id, "model", recipe.private))
 
 
+@contextmanager
+def _failing_in_one_line() -> Iterator[None]:
+    """Turn what libraries say of settings, of what is not installed and of memory into a line."""
+    try:
+        yield
+    except (SelfsynthError, OSError):
+        raise
+    except torch.OutOfMemoryError as error:
+        raise SelfsynthError(
+            "out of memory: a smaller per_device_train_batch_size (with larger "
+            f"gradient_accumulation_steps) or max_length may help ({_line(error)})"
+        ) from error
+    except Exception as error:  # they share no base
+        raise SelfsynthError(
+            f"the trainer failed: {type(error).__name__}: {_line(error)}"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
 def _checkpoint(recipe: Recipe, prepared: Prepared, folder: RunFolder, main: bool) -> str | None:
     """Return the newest whole checkpoint, after removing what a kill left half written."""
-    named = recipe.training.resume_from_checkpoint
-    if named and named.lower() not in ("true", "false"):  # a word for what is done anyway
+    named = str(recipe.training.resume_from_checkpoint or "")
+    if named.lower() not in ("", "true", "false"):  # words for what is done anyway
         made_in = RunFolder(Path(named).resolve().parent)
         if not all(
             path.is_file()

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+import torch
 import yaml
 
 from hub_cards.publish import publish
@@ -85,6 +86,13 @@ def test_a_dry_run_trains_nothing(train):
         assert words in done.err
 
 
+@pytest.mark.parametrize(("drop", "steps"), [("true", 16), ("false", 17)])  # of 66 rows
+def test_a_dry_run_counts_the_steps_of_a_pass(train, drop, steps):
+    changed = {"max_steps": None, "num_train_epochs": 1, "per_device_train_batch_size": 4}
+    done = train("simpo", "--dry_run", f"--dataloader_drop_last={drop}", **changed)
+    assert f"steps    {steps} of 4 pairs" in done.err
+
+
 @pytest.mark.parametrize("name", ["v1", "main", "commit"])
 def test_tag_branch_and_commit_are_one_version(hub, train, dataset, name):
     version = publish(dataset, "me/pairs")
@@ -137,6 +145,41 @@ def test_bad_input(hub, train, dataset, changed, status, words):
     line = failed.err.strip().splitlines()[-1]
     assert line.startswith("error: ") and words in line
     assert not failed.folder.exists()
+
+
+REFUSED = {
+    "by TRL": ("dpo", {"loss_type": "none"}, "ValueError: Unknown loss type: none"),
+    "by peft": (
+        "simpo",
+        {"use_peft": "true", "lora_target_modules": "none"},
+        "Target modules none",
+    ),
+    "not installed": ("sft", {"report_to": "wandb"}, "WandbCallback requires wandb"),
+    "a seed": ("simpo", {"seed": -1}, "Seed must be between 0 and"),
+    "kwargs": ("sft", {"lr_scheduler_kwargs": '{"a": 1}'}, "unexpected keyword argument 'a'"),
+}
+
+
+@pytest.mark.parametrize(("method", "changed", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_a_library_refuses_is_one_line_and_no_fault_of_ours(train, method, changed, words):
+    failed = train(method, status=1, **changed)
+    line = failed.err.strip().splitlines()[-1]
+    assert line.startswith("error: the trainer failed: ") and words in line
+    assert "fault of selfsynth" not in line
+
+
+def test_out_of_memory_says_what_may_help(train, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+
+    monkeypatch.setattr("recipes.trainers.CPOTrainer.training_step", full)
+    failed = train("simpo", status=1)
+    assert "error: out of memory: a smaller per_device_train_batch_size" in failed.err
+
+
+def test_the_word_for_going_on_may_stand_in_a_file(train, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("resume_from_checkpoint: true\n")
+    assert "model    " in train("simpo", f"--config={tmp_path / 'recipe.yaml'}", max_steps=1).err
 
 
 def write_run(folder, rows):
