@@ -188,13 +188,39 @@ def test_nothing_left_is_an_error(tokenizer):
 
 
 def test_several_processes_find_the_same(tokenizer, monkeypatch):
-    rows = [(USER, answer(f"{number} {'word ' * (number % 90)}"), BAD) for number in range(200)]
+    texts = [f"{number} {'word ' * (number % 90)}" for number in range(200)]
+    rows = [(USER, answer(text), BAD) for text in texts]
     alone = check_pairs(rows_of(*rows), tokenizer, 300)
     monkeypatch.setattr("recipes.data._MANY", 100)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    shared = check_pairs(rows_of(*rows), tokenizer, 301)
-    assert shared.rows.to_list()[:20] == alone.rows.to_list()[:20]
-    assert shared.counts["asked"] == 200 and len(shared.rows) >= len(alone.rows)
+    shared = check_pairs(rows_of(*rows), tokenizer, 300)
+    assert shared.rows.to_list() == alone.rows.to_list()
+    assert shared.counts == alone.counts and 0 < len(alone.rows) < 200
+
+
+def test_other_code_does_not_take_what_this_one_left_in_the_cache(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = rows_of((USER, GOOD, BAD))
+    rows.save_to_disk(tmp_path / "rows")
+    read = [datasets.load_from_disk(tmp_path / "rows") for _ in range(3)]
+    calls = tmp_path / "calls"
+    calls.write_text("")
+    monkeypatch.setattr(Template, "pair", _noting(Template.pair, calls))
+    for rows in read[:2]:
+        check_pairs(rows, tokenizer, 300)
+    assert len(calls.read_text()) == 1  # the same code: checked once
+    monkeypatch.setattr("recipes.data._CODE", "another version")
+    check_pairs(read[2], tokenizer, 300)
+    assert len(calls.read_text()) == 2
+
+
+def _noting(function, calls):
+    def noted(*args):
+        with calls.open("a") as file:
+            file.write(".")
+        return function(*args)
+
+    return noted
 
 
 def test_missing_columns_are_named(tokenizer):
