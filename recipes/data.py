@@ -82,6 +82,10 @@ class Checked:
 class Template:
     """A tokenizer's chat template, cut into what is a prompt and what is a response.
 
+    Attributes:
+        end, end_id: the token that ends a response, as text and as a number.
+        rest_ids: what the template writes behind it, such as the line break of ChatML.
+
     Raises:
         SelfsynthError: the tokenizer has no chat template, or one whose prompt is not the
             beginning of the conversation.
@@ -108,6 +112,8 @@ class Template:
         self.adds_end = self.end is None
         self.end = self.end or tokenizer.eos_token
         self.end_id = tokenizer.convert_tokens_to_ids(self.end)
+        rest = "" if self.adds_end else tail.partition(self.end)[2]
+        self.rest_ids = tokenizer(rest, add_special_tokens=False)["input_ids"] if rest else []
 
     def pair(
         self, messages: list[Mapping[str, str]], chosen: str, rejected: str

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch.nn.utils.rnn import pad_sequence
-from transformers import TrainerCallback
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 from trl import DPOTrainer, RewardTrainer, SFTTrainer
 
+from recipes.data import Template
 from selfsynth.errors import SelfsynthError
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # pinned exactly, and this is the one place
@@ -136,14 +137,24 @@ class PairDPOTrainer(_Watched, DPOTrainer):
 
 
 class PairRewardTrainer(_Watched, RewardTrainer):
-    """RewardTrainer on token ids, without its filter for length."""
+    """RewardTrainer on token ids, without its filter for length.
 
-    def _prepare_dataset(self, dataset: Dataset, *args, **kwargs) -> Dataset:
+    A reward is read at a sequence's last token. Whoever asks for one writes the conversation by the
+    chat template, so what that writes behind a response stands here too.
+    """
+
+    def _prepare_dataset(
+        self, dataset: Dataset, processing_class: PreTrainedTokenizerBase, *args, **kwargs
+    ) -> Dataset:
+        template = Template(processing_class)
+        end, rest = [template.end_id], template.rest_ids  # a response that was cut has no end
+
+        def whole(row: dict, side: str) -> list[int]:
+            ids = row["prompt_ids"] + row[f"{side}_ids"]
+            return ids + rest if ids[-1:] == end else ids
+
         return dataset.map(
-            lambda row: {
-                "chosen_ids": row["prompt_ids"] + row["chosen_ids"],
-                "rejected_ids": row["prompt_ids"] + row["rejected_ids"],
-            },
+            lambda row: {f"{side}_ids": whole(row, side) for side in ("chosen", "rejected")},
             remove_columns=["prompt_ids"],
         )
 

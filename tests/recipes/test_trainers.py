@@ -1,21 +1,26 @@
 """The trainers learn what the papers say: losses against their formulas, and frozen ones."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 
-from recipes.arguments import SimPOArguments
-from recipes.trainers import SimPOTrainer
+from recipes.arguments import RewardArguments, SimPOArguments
+from recipes.data import check_pairs
+from recipes.reward import accuracies
+from recipes.trainers import PairRewardTrainer, SimPOTrainer
 from tests import tiny
 from tests.recipes.conftest import provenance, tokenizer_of
+from tests.recipes.test_data import BAD, GOOD, LONG, USER, answer, rows_of
 
 FROZEN = {
     "simpo": [1.528, 1.087, 1.136],
     "dpo": [0.6931, 1.764, 0.6469],
     "sft": [7.525, 6.987, 7.119],
-    "reward": [0.8572, 1.145, 0.4446],
+    "reward": [1.073, 2.651, 0.7368],
 }
 
 
@@ -92,6 +97,49 @@ def test_simpo_is_the_papers_formula(tmp_path):
         ]
     ).mean()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
+
+
+def test_a_reward_is_that_of_the_conversation_as_the_template_writes_it(tmp_path):
+    """On the card stands `apply_chat_template`, and nothing else is what other libraries call."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    tokenizer = tokenizer_of()
+    conversations = [(USER, GOOD, BAD), (USER, answer("a " * 9), BAD), (USER, BAD, answer("b"))]
+    test = check_pairs(rows_of(*conversations, (USER, LONG, GOOD)), tokenizer, 90, "truncate")
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**tiny.model_of("qwen2").config.to_dict(), num_labels=1)
+    trainer = PairRewardTrainer(
+        model=AutoModelForSequenceClassification.from_config(config),
+        args=RewardArguments(
+            output_dir=str(tmp_path), report_to="none", per_device_eval_batch_size=3
+        ),
+        processing_class=tokenizer,
+        train_dataset=test.rows,
+        eval_dataset=test.rows,
+    )
+    rewards = trainer.rewards()
+    assert rewards.shape == (4, 2)
+    for found, (prompt, *sides) in zip(rewards, conversations, strict=False):
+        for reward, side in zip(found, sides, strict=True):
+            inputs = tokenizer.apply_chat_template(
+                [*prompt, *side], return_dict=True, return_tensors="pt"
+            )
+            with torch.no_grad():
+                assert trainer.model(**inputs).logits.item() == pytest.approx(reward, abs=1e-5)
+    assert len(trainer.eval_dataset[3]["chosen_ids"]) == 90  # what was cut stays cut
+
+
+def test_accuracies_beside_the_rule_of_length():
+    """Right by length and wrong, of equal length, a tie: by hand."""
+    lengths = np.array([[5, 20, 10], [5, 20, 10], [5, 10, 30], [5, 10, 10], [5, 100, 91]])
+    test = SimpleNamespace(lengths=lengths)
+    rewards = np.array([[1, 0], [0, 1], [1, 0], [1, 0], [0.5, 0.5]], np.float32)
+    found = {one.metric: one.estimate for one in accuracies(rewards, test)}
+    assert [(one.value, one.n) for one in found.values()] == [
+        (pytest.approx(60.0), 5),
+        (pytest.approx(50.0), 2),
+        (pytest.approx(75.0), 4),
+    ]
 
 
 def test_a_loss_that_is_no_number_stops_at_once(tmp_path):
