@@ -84,6 +84,11 @@ def prepare(recipe: Recipe) -> Prepared:
         SelfsynthError: the Hub does not have them, or would not take the model; no row is left.
     """
     ours, training = recipe.ours, recipe.training
+    if training.n_gpu > 1:  # DataParallel would make every batch as many times larger
+        raise UsageError(
+            f"one process sees {training.n_gpu} GPUs: start it by accelerate launch "
+            "(recipes/accelerate/), or let it see one (CUDA_VISIBLE_DEVICES=0)"
+        )
     state = PartialState()
     if not (console.is_terminal and state.is_main_process):  # a log takes lines, and no bars
         datasets.disable_progress_bars()

@@ -93,6 +93,13 @@ def test_a_dry_run_counts_the_steps_of_a_pass(train, drop, steps):
     assert f"steps    {steps} of 4 pairs" in done.err
 
 
+def test_one_process_with_several_gpus_is_refused(train, monkeypatch):
+    """Trainer would spread a batch over all of them, and make it as many times larger."""
+    monkeypatch.setattr("transformers.TrainingArguments.n_gpu", 4)
+    failed = train("simpo", status=2)
+    assert "one process sees 4 GPUs" in failed.err and not failed.folder.exists()
+
+
 @pytest.mark.parametrize("name", ["v1", "main", "commit"])
 def test_tag_branch_and_commit_are_one_version(hub, train, dataset, name):
     version = publish(dataset, "me/pairs")
