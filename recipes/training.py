@@ -206,7 +206,7 @@ def memory_of(recipe: Recipe, base: Base) -> dict[str, float]:
     """Estimate the memory that training takes, in bytes over all devices together.
 
     Weights, gradients and Adam's two moments by their number of bytes a parameter; of activations
-    the logits of one batch and their gradient, which are most of what is kept with gradient
+    SimPO's logits of one batch and their gradient, which are most of what is kept with activation
     checkpointing. What an attention kernel or an allocator adds is not in it.
     """
     training, model = recipe.training, recipe.model
@@ -215,16 +215,17 @@ def memory_of(recipe: Recipe, base: Base) -> dict[str, float]:
     trained = count
     if model.use_peft:
         trained = _adapter_parameters(recipe, base)
-    vocabulary = 1 if recipe.method == "reward" else base.config.get_text_config().vocab_size
-    sequences = training.per_device_train_batch_size * (1 if recipe.method == "sft" else 2)
-    length = training.max_length or base.config.get_text_config().max_position_embeddings
+    config = base.config.get_text_config()
+    length = training.max_length or config.max_position_embeddings
     copied = recipe.method == "dpo" and not (model.use_peft or training.precompute_ref_log_probs)
+    # TRL takes DPO's and SFT's loss from the head in tiles, and never holds all logits.
+    logits = 2.0 * 4 * 2 * training.per_device_train_batch_size * length * config.vocab_size
     return {
         "weights": count * size,
         "reference": count * size if copied else 0,
         "gradients": trained * (4 if model.use_peft else size),
         "optimiser": trained * 8,
-        "logits": 2.0 * 4 * sequences * length * vocabulary * training.world_size,
+        "logits": logits * training.world_size if recipe.method == "simpo" else 0,
     }
 
 

@@ -125,6 +125,7 @@ def test_a_recipe_dry_runs_with_a_tiny_model_in_place_of_its_own(
     dry_run(recipe, prepared)
     said = capsys.readouterr().err
     assert "steps" in said
+    assert (", logits " in said) == (method_of(path) == "simpo"), "the others never hold them all"
     assert f"output_dir: {tmp_path}" in said
     assert not (tmp_path / "out").exists()
     assert prepared.steps >= 1
