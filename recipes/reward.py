@@ -43,7 +43,8 @@ def main() -> None:
         if prepared.test is None:
             say("no test split: nothing says how often the reward is right")
             return []
-        return accuracies(trainer.rewards(), prepared.test)
+        rewards = trainer.rewards()  # by all processes, each of which has a share of the pairs
+        return accuracies(rewards, prepared.test) if trainer.is_world_process_zero() else []
 
     run(recipe, prepared, trainer, measure)
 
