@@ -11,6 +11,8 @@ from selfsynth.early import stop_at_once
 if __name__ == "__main__":
     stop_at_once()  # what follows takes seconds to load
 
+from accelerate.utils import parse_flag_from_env
+
 from recipes.arguments import DPOArguments, read_recipe
 from recipes.trainers import PairDPOTrainer
 from recipes.training import dry_run, for_trainer, prepare, run
@@ -25,12 +27,18 @@ def main() -> None:
         return dry_run(recipe, prepared)
 
     def trainer() -> PairDPOTrainer:
-        # By itself the trainer would load the base again, from its newest commit.
-        in_memory = not (recipe.model.use_peft or recipe.training.precompute_ref_log_probs)
-        return PairDPOTrainer(
-            ref_model=prepared.base.load(recipe.model) if in_memory else None,
+        ahead = recipe.training.precompute_ref_log_probs
+        fsdp = recipe.training.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP")
+        # Where the trainer needs a copy it would load the base's newest commit. Ahead of the first
+        # step it needs one for FSDP only, which shards the model later.
+        copied = not recipe.model.use_peft and (not ahead or fsdp)
+        made = PairDPOTrainer(
+            ref_model=prepared.base.load(recipe.model) if copied else None,
             **for_trainer(recipe, prepared),
         )
+        if ahead:
+            made.ref_model = None  # all it had to say is known
+        return made
 
     run(recipe, prepared, trainer)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from datasets import Dataset
 
-from recipes.arguments import RewardArguments, SimPOArguments
+from recipes.arguments import RewardArguments, SFTArguments, SimPOArguments
 from recipes.data import check_pairs
 from recipes.reward import accuracies
-from recipes.trainers import PairRewardTrainer, SimPOTrainer
+from recipes.trainers import ChosenSFTTrainer, PairDPOTrainer, PairRewardTrainer, SimPOTrainer
 from tests import tiny
 from tests.recipes.conftest import provenance, tokenizer_of
 from tests.recipes.test_data import BAD, GOOD, LONG, USER, answer, rows_of
@@ -37,6 +37,48 @@ def test_three_steps_frozen(train, method):
     assert (done.folder / "README.md").exists()
     counts = provenance(done.folder)["counts"]
     assert counts["asked"] == counts["kept"] + sum(counts["dropped"].values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "fsdp", "copied"),
+    [([], False, True), (["--precompute_ref_log_probs"], False, False),
+     (["--precompute_ref_log_probs"], True, True), (["--use_peft"], False, False)],
+)  # fmt: skip
+def test_the_reference_of_dpo_is_the_base_at_its_commit(flags, fsdp, copied, train, monkeypatch):
+    """Where TRL gets none it may load one by the base's name, which is its newest commit."""
+    made = []
+
+    class Noted(PairDPOTrainer):
+        def __init__(self, *, ref_model=None, **kwargs):
+            super().__init__(ref_model=ref_model, **kwargs)
+            made.append((self, ref_model is not None))
+
+    monkeypatch.setattr("recipes.dpo.PairDPOTrainer", Noted)
+    monkeypatch.setattr("recipes.dpo.parse_flag_from_env", lambda name: fsdp)
+    done = train("dpo", *flags, learning_rate=1e-4)
+    ((trainer, given),) = made
+    assert given == copied and (trainer.ref_model is None) == bool(flags)
+    if "--use_peft" not in flags:
+        assert losses(done) == pytest.approx(FROZEN["dpo"], rel=1e-3)
+
+
+def test_sft_learns_the_chosen_response_alone(tmp_path):
+    tokenizer = tokenizer_of()
+    checked = check_pairs(rows_of((USER, GOOD, BAD), (USER, answer("b"), BAD)), tokenizer, 90)
+    for packing in (False, True):
+        trainer = ChosenSFTTrainer(
+            model=tiny.model_of("qwen2"),
+            args=SFTArguments(
+                output_dir=str(tmp_path), report_to="none", packing=packing, max_length=90
+            ),
+            processing_class=tokenizer,
+            train_dataset=checked.rows,
+        )
+        batch = trainer.data_collator(list(trainer.train_dataset))
+        learned = batch["labels"][batch["labels"] != -100].tolist()
+        assert sorted(tokenizer.decode(learned).split("<|im_end|>")) == [
+            "", "Air scatters blue light.", "b",
+        ]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")  # packing wants flash attention, which no CPU has
