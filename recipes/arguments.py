@@ -295,7 +295,7 @@ def settings(recipe: Recipe) -> dict[str, Any]:
     """
     aside = {
         *("output_dir", "overwrite_output_dir", "run_name", "resume_from_checkpoint", "debug"),
-        *("dry_run", "disable_tqdm", "use_cpu", "deepspeed", "fsdp", "fsdp_config", "bf16"),
+        *("dry_run", "disable_tqdm", "use_cpu", "deepspeed", "fsdp", "fsdp_config"),
         *(
             "model_name_or_path",
             "model_revision",
@@ -305,7 +305,7 @@ def settings(recipe: Recipe) -> dict[str, Any]:
         ),
         *("dataset_config", "on_long", "dataset_num_proc", "gradient_checkpointing", "project"),
         *("gradient_checkpointing_kwargs", "ddp_timeout", "local_rank", "do_train", "do_eval"),
-        *("attn_implementation", "per_device_eval_batch_size", "use_liger_kernel", "dtype"),
+        *("attn_implementation", "per_device_eval_batch_size", "use_liger_kernel"),
         *("activation_checkpointing", "activation_checkpointing_kwargs", "gamma_beta_ratio"),
     }
     before = ("logging", "log_", "save_", "hub_", "push_", "report_", "eval_", "dataloader_")
@@ -313,6 +313,7 @@ def settings(recipe: Recipe) -> dict[str, Any]:
         *("learning_rate", "lr_scheduler_type", "warmup_steps", "num_train_epochs", "max_steps"),
         *("per_device_train_batch_size", "gradient_accumulation_steps", "max_length", "seed"),
         *("optim", "weight_decay", "max_grad_norm", "beta", "loss_type", "simpo_gamma"),
+        *("dtype", "bf16"),  # in bfloat16 alone small steps are lost
     )
     fields = {**vars(recipe.training), **vars(recipe.model)}
     names = dict.fromkeys([*usual, *recipe.given])

@@ -393,7 +393,6 @@ def _save(
             "lengths": dict(lengths_of(train, recipe.training.max_length)),
             "steps": trainer.state.global_step,
             "world_size": recipe.training.world_size,
-            "bf16": bool(recipe.training.bf16),
             "loss": _last(history, "loss"),
         },
     )

@@ -31,6 +31,7 @@ def test_yaml_and_flags(tmp_path):
     assert recipe.ours.dataset == "me/pairs@v1" and recipe.ours.on_long == "drop"
     kept = settings(recipe)
     assert kept["simpo_gamma"] == 1.5 and kept["beta"] == 5.0
+    assert kept["dtype"] == "float32" and kept["bf16"] is False  # on a CPU
     assert not {"output_dir", "model_name_or_path", "logging_steps"} & set(kept)
 
 

@@ -41,6 +41,7 @@ def test_a_model_with_card_provenance_and_pictures(train, dataset):
     assert "finished already" in train("simpo", logging_steps=2).err
     refused = train("simpo", simpo_gamma=1.5, status=2)
     assert "simpo_gamma: 1.0 there, 1.5 here" in refused.err
+    assert "| `dtype` | `float32` |" in card and "| `bf16` | `false` |" in card
 
 
 def test_an_adapter(train):
