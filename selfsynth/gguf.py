@@ -191,6 +191,7 @@ def _control(reader: "gguf.GGUFReader") -> dict[str, int]:
 def merge_lora(adapter: Path, out: Path) -> None:
     """Write a peft adapter merged into its base, as a folder with the tokenizer of the adapter.
 
+    A reward model stays one: its head, of one number, is a part of the adapter.
     The weights keep the base's data type. Where the base was converted from a GGUF,
     `selfsynth.json` says `trained_from` which.
 
@@ -203,12 +204,19 @@ def merge_lora(adapter: Path, out: Path) -> None:
     with _whole(out) as part:
         base = _base_of(adapter, config, ["*.json", "*.safetensors", "*.jinja", "*.model"])
         from peft import PeftModel
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import (
+            AutoModelForCausalLM,
+            AutoModelForSequenceClassification,
+            AutoTokenizer,
+        )
 
+        reward = config.get("task_type") == "SEQ_CLS"
+        kind = AutoModelForSequenceClassification if reward else AutoModelForCausalLM
         named = adapter if (adapter / "tokenizer_config.json").is_file() else base
         with _failing_as(f"{adapter} cannot be merged"):
             tokenizer = AutoTokenizer.from_pretrained(named)
-            model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+            more = {"num_labels": 1, "pad_token_id": tokenizer.pad_token_id} if reward else {}
+            model = kind.from_pretrained(base, dtype="auto", **more)
             model = PeftModel.from_pretrained(model, adapter).merge_and_unload(safe_merge=True)
             model.save_pretrained(part)
             tokenizer.save_pretrained(part)

@@ -11,7 +11,8 @@ from selfsynth.serving.weights import EMBEDDED
 from tests.conftest import run_script
 from tests.tiny import model_of, write_gguf
 
-for package in ("gguf", "torch", "transformers", "peft"):
+torch = pytest.importorskip("torch")
+for package in ("gguf", "transformers", "peft"):
     pytest.importorskip(package)
 
 
@@ -61,6 +62,26 @@ def test_from_an_adapter_to_files_that_can_be_served(trained, tmp_path, command)
     said = command(to_gguf, merged, "--output-file", whole, "--like", trained / "base.gguf")
     assert said == [f"model    {whole} (--model {whole})"]
     assert {one.name for one in tmp_path.iterdir()} == {"merged", "merged.gguf"}
+
+
+def test_a_reward_model_keeps_its_head(trained, tmp_path, command):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    base = json.loads((trained / "adapter/adapter_config.json").read_text())
+    base = base["base_model_name_or_path"]
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    # The padding is what tells a sequence's last token, at which a reward is read.
+    special = {"num_labels": 1, "pad_token_id": tokenizer.pad_token_id}
+    model = AutoModelForSequenceClassification.from_pretrained(base, **special)
+    config = LoraConfig(task_type="SEQ_CLS", target_modules="all-linear", init_lora_weights=False)
+    model = get_peft_model(model, config).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    command(merge_lora, tmp_path / "adapter", "--output-dir", tmp_path / "merged")
+    merged = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
+    rows = tokenizer(["a b c", "a"], padding=True, padding_side="right", return_tensors="pt")
+    assert torch.allclose(merged(**rows).logits, model(**rows).logits, atol=1e-4)
 
 
 def test_as_commands_of_their_own(trained, tmp_path):
