@@ -4,6 +4,7 @@ Exit statuses of every command: 0 done, 1 failed, 2 bad usage, 3 gate not passed
 data to tell, 130 stopped by the user.
 """
 
+import os
 import signal
 import sys
 import traceback
@@ -69,7 +70,7 @@ def command(app: typer.Typer | Callable[[], int | None]) -> Callable[[], None]:
             if status == STOPPED:
                 raise KeyboardInterrupt
         except BaseException as error:
-            status = report(error)
+            status = report(_stopped_by(error))
             if status and _show_tracebacks and not isinstance(error, SystemExit):
                 traceback.print_exc()
         sys.exit(status)
@@ -80,6 +81,19 @@ def command(app: typer.Typer | Callable[[], int | None]) -> Callable[[], None]:
 def _stop(number: int, frame: FrameType | None) -> None:
     """SIGTERM is a wish to stop like Ctrl-C, and takes the same way out."""
     signal.raise_signal(signal.SIGINT)
+
+
+def _leave_to_parent() -> None:
+    """In a process forked from a `command`: only its parent takes Ctrl-C, and SIGTERM ends it.
+
+    Libraries end their workers by SIGTERM and wait for them, and what a worker says is not asked.
+    """
+    if signal.getsignal(signal.SIGTERM) is _stop:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def too_late_to_stop() -> None:
@@ -102,6 +116,15 @@ def may_stop_again() -> None:
 
 
 _ignored: list[Callable] = []
+
+
+def _stopped_by(error: BaseException) -> BaseException:
+    """Return the Ctrl-C that a library was tidying up after when it failed, or the error itself."""
+    before = error
+    while before := before.__context__:
+        if isinstance(before, KeyboardInterrupt):
+            return before
+    return error
 
 
 def report(error: BaseException) -> int:

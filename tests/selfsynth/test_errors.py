@@ -236,6 +236,44 @@ def test_a_stop_ends_the_command_tidily(code, number, background):
     assert complaint.strip() == "error: stopped"
 
 
+POOL = """
+    import multiprocessing, time
+    from selfsynth.errors import command
+
+    def main():
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            started = pool.imap_unordered(time.sleep, [0, 60, 60])
+            next(started)
+            print("ready", flush=True)
+            try:
+                next(started)
+            finally:
+                raise TimeoutError  # as datasets does when it tidies up after a stop
+
+    command(main)()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_is_for_the_command_and_its_workers_say_nothing(number):
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(POOL)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.terminate()
+        try:
+            assert process.communicate(timeout=20) == ("", "error: stopped\n")
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130
+
+
 LATE = """
     import sys, time
     import typer
