@@ -52,7 +52,7 @@ class Base:
         """Load the weights, with a head of one number in place of the vocabulary's for a reward."""
         kind = AutoModelForSequenceClassification if reward else AutoModelForCausalLM
         more = {"num_labels": 1} if reward else {}
-        with hub_errors(self.name):
+        with hub_errors(self.name, on_disk=self.commit is None):
             return kind.from_pretrained(
                 self.source,
                 revision=self.commit,
@@ -125,7 +125,7 @@ def find_base(model: ModelConfig) -> Base:
 
 
 def _read(source: str, commit: str | None, name: str, **known: Any) -> Base:
-    with hub_errors(name):
+    with hub_errors(name, on_disk=commit is None):
         config = AutoConfig.from_pretrained(source, revision=commit)
         tokenizer = AutoTokenizer.from_pretrained(source, revision=commit)
     return Base(source, commit, name, config, tokenizer, **known)

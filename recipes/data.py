@@ -269,7 +269,10 @@ def _tokenized(
         if isinstance(pair, str):
             row["reason"] = pair
         else:
-            texts.append((row, *template.pair(*pair)))
+            try:
+                texts.append((row, *template.pair(*pair)))
+            except SelfsynthError as error:
+                raise SelfsynthError(f"row {row['row']}: {error}") from error
     ids = _encode(template.tokenizer, [text for _, *three in texts for text in three])
     for position, (row, *_) in enumerate(texts):
         prompt, chosen, rejected = ids[3 * position : 3 * position + 3]

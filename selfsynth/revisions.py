@@ -130,7 +130,7 @@ def load(
 
     repo, commit = locate(source, revision)
     if commit is None:
-        with hub_errors(source):
+        with hub_errors(source, on_disk=True):
             return datasets.load_dataset(repo, config, split=split), None
     named = _named(repo, revision or commit, "dataset")
     with hub_errors(named):
@@ -143,8 +143,8 @@ def load(
 
 
 @contextmanager
-def hub_errors(named: str) -> Iterator[None]:
-    """Turn what goes wrong with the Hub into one line about `named`."""
+def hub_errors(named: str, on_disk: bool = False) -> Iterator[None]:
+    """Turn what goes wrong with the Hub, or a folder of this disk, into one line about `named`."""
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
@@ -182,9 +182,12 @@ def hub_errors(named: str) -> Iterator[None]:
         said = "refused" if refused else "did not answer"
         raise SelfsynthError(f"{named}: the Hub {said} ({_line(error)})") from error
     except (OSError, HTTPError, JSONDecodeError) as error:
-        raise SelfsynthError(f"{named}: the Hub did not answer ({_line(error)})") from error
+        line = _line(error) if on_disk else f"the Hub did not answer ({_line(error)})"
+        raise SelfsynthError(f"{named}: {line}") from error
     except Exception as error:  # datasets and its readers share no base
-        raise SelfsynthError(f"{named}: {_line(error)}") from error
+        # Of a file that cannot be read, datasets says no more than that there is one.
+        lines = dict.fromkeys(_line(one) for one in (error, error.__cause__) if one)
+        raise SelfsynthError(f"{named}: {': '.join(lines)}") from error
 
 
 def _named(repo: str, revision: str | None, repo_type: str) -> str:

@@ -98,6 +98,14 @@ def test_templates_that_cannot_be_used(template, words):
         Template(tokenizer_of(template=template))
 
 
+def test_a_row_that_the_template_refuses_is_named():
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    tokenizer = tokenizer_of(template=refuses + tiny.TEMPLATE)
+    rows = rows_of((USER, GOOD, BAD), ([{"role": "system", "content": "x"}, *USER], GOOD, BAD))
+    with pytest.raises(SelfsynthError, match=r"row 1: the chat template refuses .*: no system"):
+        check_pairs(rows, tokenizer, 300)
+
+
 def test_a_tokenizer_without_eos():
     with pytest.raises(SelfsynthError, match="no EOS token"):
         Template(tokenizer_of(eos_token=None))

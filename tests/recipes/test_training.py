@@ -155,6 +155,15 @@ def test_bad_input(hub, train, dataset, changed, status, words):
     assert not failed.folder.exists()
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_broken_base_is_a_folder_and_no_matter_of_the_hub(train, base, tmp_path, name):
+    shutil.copytree(base, tmp_path / "broken")
+    (tmp_path / "broken" / name).write_text("{")
+    failed = train("simpo", model_name_or_path=tmp_path / "broken", status=1)
+    line = failed.err.strip().splitlines()[-1]
+    assert line.startswith("error: broken (sha256:") and "the Hub" not in line
+
+
 REFUSED = {
     "by TRL": ("dpo", {"loss_type": "none"}, "ValueError: Unknown loss type: none"),
     "by peft": (
