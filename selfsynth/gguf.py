@@ -235,8 +235,9 @@ def write_lora(adapter: Path, out: Path) -> None:
     peft scales otherwise (rsLoRA, patterns of ranks and alphas) is multiplied into B.
 
     Raises:
-        UsageError: no adapter, `out` exists, or the adapter is of a kind the format cannot hold.
-        SelfsynthError: the base's configuration cannot be had.
+        UsageError: no adapter, `out` exists, the adapter is of a kind the format cannot hold, or
+            of another base.
+        SelfsynthError: the base's configuration cannot be had; the adapter holds NaN.
     """
     _require("gguf", "peft", "safetensors", "torch")
     config = _adapter_config(adapter)
@@ -247,8 +248,9 @@ def write_lora(adapter: Path, out: Path) -> None:
                     f"{adapter}: {key} {value!r} cannot be written as a GGUF adapter; "
                     "merge it (recipes/merge_lora.py) and write the model"
                 )
-        base = _config_of(_base_of(adapter, config, ["config.json"]))
-        weights = _pairs_of(adapter, config, base)
+        folder = _base_of(adapter, config, ["config.json"])
+        base = _config_of(folder)
+        weights = _pairs_of(adapter, config, base, _shapes_of(folder))
         import gguf
 
         writer = gguf.GGUFWriter(part, base["model_type"])
@@ -263,12 +265,25 @@ def write_lora(adapter: Path, out: Path) -> None:
         writer.close()
 
 
-def _pairs_of(adapter: Path, config: dict, base: dict) -> dict[str, "np.ndarray"]:
+def _shapes_of(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a model's weights, of which none is loaded."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with _failing_as(f"{folder} is no model that transformers knows"), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    weights = model.named_parameters(remove_duplicate=False)
+    return {name: tuple(weight.shape) for name, weight in weights}
+
+
+def _pairs_of(
+    adapter: Path, config: dict, base: dict, shapes: dict[str, tuple[int, ...]]
+) -> dict[str, "np.ndarray"]:
     from peft.utils.other import get_pattern_key
     from safetensors.torch import load_file
 
     names = _llama_cpp_names(base)
-    alphas, found = config.get("alpha_pattern") or {}, {}
+    alphas, found, fits = config.get("alpha_pattern") or {}, {}, True
     with _failing_as(f"{adapter / 'adapter_model.safetensors'} cannot be read"):
         weights = load_file(adapter / "adapter_model.safetensors")
     for key, weight in weights.items():
@@ -276,10 +291,15 @@ def _pairs_of(adapter: Path, config: dict, base: dict) -> dict[str, "np.ndarray"
             continue
         module, _, kind = key.removeprefix("base_model.model.").rpartition(".lora_")
         name = names.get_name(module)
-        if kind not in ("A.weight", "B.weight") or not name:
+        known = name and f"{module}.weight" in shapes
+        if kind not in ("A.weight", "B.weight") or not known:
             raise UsageError(f"{adapter}: {key} has no place in a GGUF adapter")
         if name == "output" and base.get("tie_word_embeddings"):
             raise UsageError(f"{adapter} changes lm_head, which its base shares with the embedding")
+        side = 1 if kind == "A.weight" else 0  # W is (out, in), A (rank, in) and B (out, rank)
+        fits &= weight.shape[side] == shapes[f"{module}.weight"][side]
+        if not weight.isfinite().all():
+            raise SelfsynthError(f"{adapter}: {key} holds numbers that are none")
         weight = weight.float().numpy()
         if kind == "B.weight":
             rank = weight.shape[1]
@@ -290,6 +310,8 @@ def _pairs_of(adapter: Path, config: dict, base: dict) -> dict[str, "np.ndarray"
         found[f"{name}.weight.lora_{kind[0].lower()}"] = weight
     if not found or any(_other(name) not in found for name in found):
         raise UsageError(f"{adapter} holds no whole pairs of LoRA matrices")
+    if not fits:
+        raise UsageError(f"{adapter} is of another base than its adapter_config.json names")
     return found
 
 
@@ -302,9 +324,10 @@ def _adapter_config(adapter: Path) -> dict:
         if not (adapter / name).is_file():
             raise UsageError(f"{adapter} holds no LoRA adapter (no {name})")
     config = _json(adapter / "adapter_config.json")
-    if not config.get("base_model_name_or_path"):
+    base, alpha = config.get("base_model_name_or_path"), config.get("lora_alpha")
+    if not (base and isinstance(base, str)):
         raise UsageError(f"{adapter}: adapter_config.json names no base_model_name_or_path")
-    if not config.get("lora_alpha"):
+    if not (alpha and isinstance(alpha, int | float)):
         raise UsageError(f"{adapter} has no lora_alpha, or one of 0: it changes nothing")
     return config
 

@@ -377,6 +377,13 @@ def rename(folder, old, new):
     save_file({key.replace(old, new): one for key, one in load_file(path).items()}, path)
 
 
+def set_all(folder, value):
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "adapter_model.safetensors"
+    save_file({key: one.fill_(value) for key, one in load_file(path).items()}, path)
+
+
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory):
     """An adapter on a tiny Qwen2, to be copied and spoilt."""
@@ -398,7 +405,10 @@ def adapters(tmp_path_factory):
         (lambda one: edit(one, peft_type="LOHA"), "peft_type 'LOHA' cannot be written"),
         (lambda one: edit(one, layer_replication=[[0, 1]]), "layer_replication [[0, 1]] cannot"),
         (lambda one: edit(one, lora_alpha=0), "no lora_alpha, or one of 0"),
+        (lambda one: edit(one, lora_alpha="8"), "no lora_alpha, or one of 0"),
         (lambda one: edit(one, base_model_name_or_path=None), "names no base_model_name_or_path"),
+        (lambda one: edit(one, base_model_name_or_path=5), "names no base_model_name_or_path"),
+        (lambda one: set_all(one, float("nan")), "holds numbers that are none"),
         (lambda one: edit(one, base_model_name_or_path="/no/where"), "the base of"),
         (lambda one: edit(one, base_model_name_or_path="me/gone", revision="v1"), "me/gone@v1"),
         (lambda one: (one / "adapter_config.json").write_text("{"), "is not JSON"),
@@ -426,6 +436,17 @@ def test_an_adapter_of_another_architecture(adapters, tmp_path):
     (tmp_path / "base" / "config.json").write_text('{"model_type": "gpt2"}')
     edit(adapter, base_model_name_or_path=str(tmp_path / "base"))
     with pytest.raises(UsageError, match="gpt2 models cannot be written as GGUF, only qwen2"):
+        gguf.write_lora(adapter, tmp_path / "lora.gguf")
+
+
+def test_an_adapter_of_another_base(adapters, tmp_path):
+    adapter = Path(shutil.copytree(adapters.adapter, tmp_path / "adapter"))
+    (tmp_path / "base").mkdir()
+    config = json.loads((adapters.base / "config.json").read_text())
+    text = json.dumps(config | {"intermediate_size": 128})
+    (tmp_path / "base" / "config.json").write_text(text)
+    edit(adapter, base_model_name_or_path=str(tmp_path / "base"))
+    with pytest.raises(UsageError, match=r"is of another base than its adapter_config\.json names"):
         gguf.write_lora(adapter, tmp_path / "lora.gguf")
 
 

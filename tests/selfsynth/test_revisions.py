@@ -259,7 +259,7 @@ def test_a_folder_is_a_version_of_its_own(tmp_path):
     with pytest.raises(SelfsynthError, match=r"empty: (?!the Hub)"):
         load(str(tmp_path / "empty"))
     (tmp_path / "empty" / "train.jsonl").write_text("{")
-    with pytest.raises(SelfsynthError, match="generating the dataset: ."):
+    with pytest.raises(SelfsynthError, match=r"generating the dataset: ."):
         load(str(tmp_path / "empty"))
     assert fetch(str(tmp_path)) == (tmp_path, None)
     with pytest.raises(UsageError, match="is a folder: it has no revision"):
