@@ -370,6 +370,7 @@ def write_model(folder: Path, like: Path, out: Path) -> None:
         import gguf
 
         writer = gguf.GGUFWriter(part, found)
+        files.callback(writer.close)
         _copy_metadata(reader, writer)
         for name, shape in shapes.items():
             if name in tensors and (here := tuple(tensors[name][1].get_shape())) != shape:
@@ -385,8 +386,11 @@ def write_model(folder: Path, like: Path, out: Path) -> None:
             else:
                 module, tensor = tensors[name]
                 weight = _as_llama_cpp(module, tensor[:].float().numpy(), config)
-            writer.write_tensor_data(weight.astype("float32" if len(shape) == 1 else "float16"))
-        writer.close()
+            with gguf.np.errstate(over="ignore"):
+                weight = weight.astype("float32" if len(shape) == 1 else "float16")
+            if not gguf.np.isfinite(weight).all():
+                raise SelfsynthError(f"{folder}: {name} holds numbers that are none in F16")
+            writer.write_tensor_data(weight)
 
 
 def _tensors_of(folder: Path, config: dict, files: ExitStack) -> dict[str, tuple[str, Any]]:

@@ -596,6 +596,10 @@ DOWN, UP = "model.layers.1.mlp.down_proj.weight", "model.layers.1.mlp.up_proj.we
             ),
             "blk.1.ffn_up.weight is (64, 96) in",
         ),
+        (
+            lambda one: change_weights(one, lambda weights: weights[UP].fill_(1e5)),
+            "blk.1.ffn_up.weight holds numbers that are none in F16",
+        ),
     ],
 )
 def test_folders_that_cannot_be_written(spoil, words, adapters, tmp_path):
