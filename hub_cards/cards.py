@@ -127,7 +127,9 @@ def write_dataset_card(
 def write_card(folder: Path, metadata: Mapping[str, Any], body: str) -> None:
     """Write `README.md`: the metadata as its front matter, the body between the two markers."""
     card = join_card(metadata, f"{BEGIN}\n{body.strip()}\n{END}\n")
-    (folder / "README.md").write_text(card, encoding="utf-8")
+    part = folder / "README.md.part"  # a folder with half a card would pass for a finished one
+    part.write_text(card, encoding="utf-8")
+    part.replace(folder / "README.md")
 
 
 def front_matter(

@@ -303,6 +303,9 @@ def run(
                 trainer.train(resume_from_checkpoint=_checkpoint(recipe, prepared, folder, main))
                 results = list(measure(trainer))
             _save(recipe, prepared, trainer, folder, results, main)
+        if main:
+            for path in folder.path.glob("checkpoint-*"):
+                shutil.rmtree(path)
     if main and prepared.repo_id:
         say(f"publishing to {prepared.repo_id}")
         tell(publish(folder.path, prepared.repo_id, "model", recipe.private))
@@ -401,8 +404,6 @@ def _save(
     part.write_text(text, encoding="utf-8")
     os.replace(part, folder.provenance)
     write_model_card(folder.path, made, results)
-    for path in folder.path.glob("checkpoint-*"):
-        shutil.rmtree(path)
     say("")
     say(f"model    {folder.path}")
     say(f"card     {folder.card}")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -277,3 +278,32 @@ def test_a_kill_in_the_middle_and_the_same_command(base, dataset, train, tmp_pat
     assert yaml.safe_load((killed / "config.yaml").read_text())["identity"]["max_steps"] == STEPS
     same = [(folder / "model.safetensors").read_bytes() for folder in (tmp_path / "whole", killed)]
     assert same[0] == same[1]
+
+
+@pytest.mark.parametrize("at", ["the card", "the checkpoints"])
+def test_a_kill_while_the_model_is_saved(train, monkeypatch, at):
+    """Half a card is none; checkpoints that are left go with the next command."""
+
+    class Killed(BaseException):
+        pass
+
+    def half(path, text, **_):
+        write(path, text[: len(text) // 2] if "README" in path.name else text, **_)
+        if "README" in path.name:
+            raise Killed
+
+    def none(path, *_, **__):
+        if "checkpoint" in path.name:
+            raise Killed
+
+    write = Path.write_text
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        if at == "the card":
+            patch.setattr(Path, "write_text", half)
+        else:
+            patch.setattr("recipes.training.shutil.rmtree", none)
+        train("simpo", status=130)
+    done = train("simpo")
+    assert ("finished already" in done.err) == (at == "the checkpoints")
+    assert (done.folder / "README.md").read_text().count("![Rewards") == 1
+    assert not list(done.folder.glob("checkpoint-*")) + list(done.folder.glob("*.part"))
