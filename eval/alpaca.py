@@ -21,7 +21,7 @@ import numpy as np
 
 from selfsynth.errors import SelfsynthError, UsageError
 from selfsynth.revisions import fetch
-from selfsynth.stats import Estimate, bootstrap_mean
+from selfsynth.stats import about_equal, bootstrap_mean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,9 +31,6 @@ BASELINE, GAMED = "alpaca_eval_gpt4_baseline.json", "df_gamed.csv"
 ROWS = 805
 GLM = "length_controlled_v1"
 RESAMPLES = 10_000
-ABOUT_EQUAL = 0.1
-"""Lengths of two responses that differ by at most this share of the longer are about equal."""
-
 COLUMNS = ("instruction", "output_1", "output_2", "preference")
 
 
@@ -170,9 +167,7 @@ def score(
             f"{(~readable).sum()} of {len(rows)} preferences cannot be read: no rate counts them"
         )
     lengths = np.array([[len(row["output_1"]), len(row["output_2"])] for row in rows])
-    matched = readable & (
-        np.abs(lengths[:, 0] - lengths[:, 1]) <= ABOUT_EQUAL * lengths.max(axis=1)
-    )
+    matched = readable & about_equal(*lengths.T)
     rates = 100 * (preferences - 1)
     found = _win_rate(preferences[readable])
     interval = bootstrap_mean(rates[readable], seed, RESAMPLES)
@@ -314,17 +309,6 @@ def win_rate_of_weights(weights: Mapping[str, float], difficulty: np.ndarray) ->
     return float(100 * np.mean(1 / (1 + np.exp(-logit))))
 
 
-class _quietly(warnings.catch_warnings):
+def _quietly() -> warnings.catch_warnings:
     """Without the warnings of libraries about libraries."""
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        warnings.simplefilter("ignore")
-
-
-def estimate_of(found: Mapping[str, Any], metric: str = "win_rate") -> Estimate | None:
-    """Return a score with its interval, in percent; None where there is none."""
-    interval = found["win_rate_ci" if metric == "win_rate" else "length_controlled_ci"]
-    if found[metric] is None or interval is None:
-        return None
-    return Estimate(found[metric], *interval, found["n_total"])
+    return warnings.catch_warnings(action="ignore")

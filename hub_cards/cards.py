@@ -30,6 +30,7 @@ from hub_cards.pictures import draw_ledger, draw_lengths, draw_margins
 from selfsynth.audit import BELIEVED, CHANCE, accuracy, noise_floor, sentence
 from selfsynth.progress import duration
 from selfsynth.provenance import ON_HUB
+from selfsynth.runs import write_whole
 from selfsynth.schema import JUDGE_MODES, LEDGER_SCHEMA, PAIR_SCHEMA, REASONS
 from selfsynth.stats import Estimate
 
@@ -127,9 +128,7 @@ def write_dataset_card(
 def write_card(folder: Path, metadata: Mapping[str, Any], body: str) -> None:
     """Write `README.md`: the metadata as its front matter, the body between the two markers."""
     card = join_card(metadata, f"{BEGIN}\n{body.strip()}\n{END}\n")
-    part = folder / "README.md.part"  # a folder with half a card would pass for a finished one
-    part.write_text(card, encoding="utf-8")
-    part.replace(folder / "README.md")
+    write_whole(folder / "README.md", card)  # with half a card it would pass for a finished run
 
 
 def front_matter(

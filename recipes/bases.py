@@ -82,22 +82,13 @@ def find_base(model: ModelConfig) -> Base:
         SelfsynthError: the Hub does not have it, or it is no model that transformers can read.
     """
     spec = str(model.model_name_or_path)
-    if spec in EMBEDDED:
-        known = EMBEDDED[spec]
-        return _read(
-            str(to_folder(fetch_embedded(known))),
-            None,
-            known.model,
-            licence=known.licence,
-            gguf=known.file,
-            parent=provenance.on_hub(known.model, "model"),
-        )
-    if spec.endswith(".gguf"):
-        path, name = fetch_gguf(spec)
+    if (known := EMBEDDED.get(spec)) or spec.endswith(".gguf"):
+        path, name = (fetch_embedded(known), known.model) if known else fetch_gguf(spec)
         return _read(
             str(to_folder(path)),
             None,
             name,
+            licence=known and known.licence,
             gguf=path.name,
             parent=provenance.on_hub(name, "model"),
         )

@@ -21,10 +21,7 @@ from recipes.trainers import PairRewardTrainer
 from recipes.training import dry_run, for_trainer, prepare, run
 from selfsynth.errors import command
 from selfsynth.progress import say
-from selfsynth.stats import Estimate, wilson
-
-ABOUT_EQUAL = 0.1
-"""Lengths of two responses that differ by at most this share of the longer count as equal."""
+from selfsynth.stats import Estimate, about_equal, wilson
 
 
 def main() -> None:
@@ -58,7 +55,7 @@ def accuracies(rewards: np.ndarray, test: Checked) -> list[Result]:
     """
     _, chosen, rejected = test.lengths.T
     right = rewards[:, 0] > rewards[:, 1]
-    equal = np.abs(chosen - rejected) <= ABOUT_EQUAL * np.maximum(chosen, rejected)
+    equal = about_equal(chosen, rejected)
     differ = chosen != rejected
     rows = [
         ("accuracy", right, "a tie counts as wrong"),

@@ -6,7 +6,6 @@ the way back after a kill, and the model's card with its provenance.
 
 import json
 import math
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +43,7 @@ from selfsynth import provenance
 from selfsynth.errors import SelfsynthError, UsageError
 from selfsynth.progress import console, say
 from selfsynth.revisions import load, locate
-from selfsynth.runs import RunFolder
+from selfsynth.runs import RunFolder, write_whole
 
 
 @dataclass(frozen=True)
@@ -399,10 +398,7 @@ def _save(
             "loss": _last(history, "loss"),
         },
     )
-    text = json.dumps(made, indent=2, ensure_ascii=False) + "\n"
-    part = folder.provenance.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, folder.provenance)
+    write_whole(folder.provenance, json.dumps(made, indent=2, ensure_ascii=False) + "\n")
     write_model_card(folder.path, made, results)
     say("")
     say(f"model    {folder.path}")

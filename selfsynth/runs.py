@@ -161,7 +161,7 @@ class RunFolder:
         text = yaml.safe_dump(
             {"command": list(command), "identity": dict(identity)}, sort_keys=False
         )
-        _replace(self.path / "config.yaml", text)
+        write_whole(self.path / "config.yaml", text)
 
     @property
     def seconds(self) -> float:
@@ -176,7 +176,7 @@ class RunFolder:
 
     def _note(self, seconds: float) -> None:
         with suppress(OSError):  # when the disk is full, what needs it says so
-            _replace(self._time, f"{seconds:.1f}")
+            write_whole(self._time, f"{seconds:.1f}")
 
     @contextmanager
     def workplace(self) -> Iterator[Path]:
@@ -292,7 +292,8 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _replace(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a kill leaves the old one or the new one, and never half of it."""
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")
     os.replace(part, path)

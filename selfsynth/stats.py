@@ -11,6 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+ABOUT_EQUAL = 0.1
+"""Lengths that differ by at most this share of the longer count as equal."""
+
+_Z_TWO_SIDED, _Z_POWER = 1.959963984540054, 0.8416212335729143
+"""Quantiles of the normal distribution: 97.5 %, for 95 % intervals, and 80 %."""
+
 
 class Estimate(NamedTuple):
     """A number, its 95 % interval and the count of observations behind it."""
@@ -21,7 +27,7 @@ class Estimate(NamedTuple):
     n: int
 
 
-def wilson(successes: int, n: int, z: float = 1.959963984540054) -> Estimate | None:
+def wilson(successes: int, n: int, z: float = _Z_TWO_SIDED) -> Estimate | None:
     """Estimate a rate by Wilson's score interval; None when nothing was observed.
 
     With p = successes / n, the interval is (p + z²/2n ± z·sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)
@@ -130,7 +136,15 @@ def smallest_difference(differences: Sequence[float]) -> float | None:
     data = np.asarray(differences, dtype=np.float64)
     if data.size < 2:
         return None
-    return float((1.959963984540054 + 0.8416212335729143) * data.std(ddof=1) / math.sqrt(data.size))
+    return float((_Z_TWO_SIDED + _Z_POWER) * data.std(ddof=1) / math.sqrt(data.size))
+
+
+def about_equal(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return of which pairs the lengths are about equal, so that length cannot decide.
+
+    Both, and what is returned, have shape (n,); lengths may be in any unit.
+    """
+    return np.abs(one - other) <= ABOUT_EQUAL * np.maximum(one, other)
 
 
 def _slices(total: int, width: int, cells: int = 4_000_000) -> list[int]:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from selfsynth.errors import report
 from tests.servers.hub_server import HubServer
 
 ROOT = Path(__file__).parents[1]
@@ -37,6 +38,23 @@ def run_script(*command, status=0, timeout=120, **environment):
     )
     assert process.returncode == status, process.stderr
     return process
+
+
+@pytest.fixture
+def in_process(capsys):
+    """Return a function that runs a typer app in this process, and returns what it said."""
+
+    def run(app, *arguments, status=0):
+        try:
+            app([str(one) for one in arguments], standalone_mode=False)
+            ended = 0
+        except BaseException as error:
+            ended = report(error)
+        said = capsys.readouterr()
+        assert ended == status, said.err
+        return said
+
+    return run
 
 
 @pytest.fixture

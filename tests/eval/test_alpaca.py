@@ -15,7 +15,7 @@ import pytest
 
 from eval import alpaca
 from eval.__main__ import app
-from selfsynth.errors import SelfsynthError, UsageError, report
+from selfsynth.errors import SelfsynthError, UsageError
 from selfsynth.stats import bootstrap_mean
 
 pytest.importorskip("alpaca_eval")
@@ -84,24 +84,13 @@ def annotations(official, skill=-1.0, length=1.0, seed=1):
     return rows
 
 
-def command(capsys, *words, status=0):
-    try:
-        app([str(word) for word in words], standalone_mode=False)
-        ended = 0
-    except BaseException as error:
-        ended = report(error)
-    said = capsys.readouterr()
-    assert ended == status, said.err
-    return said
-
-
 # ---------------------------------------------------------------- published numbers
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_score_is_the_leaderboards(name, shared, capsys):
+def test_score_is_the_leaderboards(name, shared, in_process):
     file = shared / f"annotations_{name}.json"
-    found = json.loads(command(capsys, "score", file, "--alpaca-data", shared).out)
+    found = json.loads(in_process(app, "score", file, "--alpaca-data", shared).out)
     published = pd.read_csv(shared / "leaderboard_published.csv", index_col=0).loc[name]
     for key in ("win_rate", "standard_error", "discrete_win_rate", *COUNTS):
         assert found[key] == pytest.approx(published[key], abs=1e-6)
@@ -163,8 +152,7 @@ def test_the_interval_of_refits(official):
     low, high = found["length_controlled_ci"]
     assert low < found["length_controlled_win_rate"] < high and high - low < 8
     assert alpaca.score(rows, official, refits=12)["length_controlled_ci"] == [low, high]
-    estimate = alpaca.estimate_of(found, "length_controlled_win_rate")
-    assert estimate.n == alpaca.ROWS and (estimate.low, estimate.high) == (low, high)
+    assert found["n_total"] == alpaca.ROWS
 
 
 def test_against_itself(official):
@@ -251,10 +239,10 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize(("text", "words"), BAD_FILES.values(), ids=BAD_FILES)
-def test_files_that_are_no_annotations(text, words, folder, tmp_path, capsys):
+def test_files_that_are_no_annotations(text, words, folder, tmp_path, in_process):
     path = tmp_path / "annotations.json"
     path.write_text(text)
-    said = command(capsys, "score", path, "--alpaca-data", folder, status=2)
+    said = in_process(app, "score", path, "--alpaca-data", folder, status=2)
     assert said.out == "" and words in said.err and said.err.count("\n") == 1
 
 
@@ -268,14 +256,14 @@ def test_folders_that_are_not_the_official_data(folder, tmp_path):
         alpaca.load_official(tmp_path)
 
 
-def test_the_hub_does_not_answer(folder, official, tmp_path, capsys, monkeypatch):
+def test_the_hub_does_not_answer(folder, official, tmp_path, in_process, monkeypatch):
     def down(*_):
         raise SelfsynthError("the Hub did not answer")
 
     monkeypatch.setattr(alpaca, "fetch", down)
     path = tmp_path / "annotations.json"
     path.write_text(json.dumps(annotations(official)[:10]))
-    said = command(capsys, "score", path)
+    said = in_process(app, "score", path)
     assert "give --alpaca-data DIR" in said.err
     assert json.loads(said.out)["length_controlled_win_rate"] is None
 

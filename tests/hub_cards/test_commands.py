@@ -15,7 +15,6 @@ from hub_cards.comparison import compare, lines_of
 from hub_cards.parts import join_card, split_card
 from hub_cards.publish import publish
 from hub_cards.verify import verify
-from selfsynth.errors import report
 from selfsynth.schema import PAIR_SCHEMA
 from tests.conftest import run_script
 from tests.hub_cards.test_cards import make_rows, write
@@ -24,17 +23,11 @@ REPO = "me/pairs"
 
 
 @pytest.fixture
-def command(hub, capsys):
+def command(hub, in_process):
     """`hub_cards …` in this process, against the local Hub."""
 
     def run(*arguments, status=0):
-        try:
-            app([str(one) for one in arguments], standalone_mode=False)
-            ended = 0
-        except BaseException as error:
-            ended = report(error)
-        said = capsys.readouterr()
-        assert ended == status, said.err
+        said = in_process(app, *arguments, status=status)
         return SimpleNamespace(stdout=said.out, stderr=said.err)
 
     return run

@@ -6,7 +6,6 @@ import pytest
 
 from recipes import merge_lora, to_gguf
 from selfsynth import gguf
-from selfsynth.errors import report
 from selfsynth.serving.weights import EMBEDDED
 from tests.conftest import run_script
 from tests.tiny import model_of, write_gguf
@@ -36,18 +35,11 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def command(capsys):
+def command(in_process):
     """A recipe in this process; returns the lines that it said."""
 
     def run(recipe, *arguments, status=0):
-        try:
-            recipe.app([str(one) for one in arguments], standalone_mode=False)
-            ended = 0
-        except BaseException as error:
-            ended = report(error)
-        said = capsys.readouterr().err
-        assert ended == status, said
-        return said.splitlines()
+        return in_process(recipe.app, *arguments, status=status).err.splitlines()
 
     return run
 

@@ -203,6 +203,13 @@ WAITER = """
 """
 
 
+def started(code, **options):
+    """Python code that runs in a process of its own, with pipes to it."""
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, **pipes, text=True, cwd=ROOT, **options)
+
+
 def ignore_ctrl_c():
     """As a shell without job control does for a command that it starts with `&`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -215,15 +222,8 @@ def ignore_ctrl_c():
     ids=["ctrl-c", "sigterm", "sigterm in the background"],
 )
 def test_a_stop_ends_the_command_tidily(code, number, background):
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        preexec_fn=background,
-    )
+    unbuffered = os.environ | {"PYTHONUNBUFFERED": "1"}
+    process = started(code, env=unbuffered, preexec_fn=background)
     try:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
@@ -256,14 +256,7 @@ POOL = """
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_is_for_the_command_and_its_workers_say_nothing(number):
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(POOL)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        start_new_session=True,
-    ) as process:
+    with started(POOL, start_new_session=True) as process:
         assert process.stdout.readline() == "ready\n"
         os.killpg(process.pid, number) if number == signal.SIGINT else process.terminate()
         try:
@@ -294,13 +287,7 @@ LATE = """
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_that_comes_too_late_changes_nothing(number):
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(LATE)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    ) as process:
+    with started(LATE) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
         assert process.communicate(timeout=10) == ("done\n", "")
