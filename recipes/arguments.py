@@ -30,6 +30,7 @@ ON_LONG = ("drop", "truncate", "raise")
 _ABOVE_ZERO = (
     *("learning_rate", "beta", "num_train_epochs", "max_length", "lora_r", "lora_alpha"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+    "dataset_num_proc",
 )
 
 # What the recipes decide: the only value, and why. TRL would ignore another, or save a model with

@@ -1,5 +1,6 @@
 """The model that training begins from: which one it is exactly, and what is known about it."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,12 +124,21 @@ def _read(source: str, commit: str | None, name: str, **known: Any) -> Base:
 
 
 def _said(folder: Path) -> dict[str, Any]:
-    """Return licence and languages that a folder's own card names."""
+    """Return licence and languages that a folder's own card names, or its provenance."""
     from huggingface_hub import ModelCard
 
     if not (folder / "README.md").is_file():
-        return {}
+        return _inherited(folder)
     return _facts(ModelCard.load(folder / "README.md", ignore_metadata_errors=True).data.to_dict())
+
+
+def _inherited(folder: Path) -> dict[str, Any]:
+    """Return what the provenance of a merged adapter says of the base, which it is a part of."""
+    try:
+        facts = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["facts"]
+        return {"licence": facts["base_licence"], "languages": tuple(facts["languages"])}
+    except (OSError, ValueError, KeyError, TypeError):  # of something else, or none
+        return {}
 
 
 def _card_of(repo: str, commit: str) -> tuple[str | None, tuple[str, ...]]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
 from selfsynth.errors import SelfsynthError, UsageError
@@ -23,7 +24,7 @@ from selfsynth.errors import SelfsynthError, UsageError
 COLUMNS = ("prompt", "chosen", "rejected")
 REASONS = {
     "missing": "no prompt, chosen or rejected (null)",
-    "malformed": "no list of messages that starts with user or system and ends in one answer",
+    "malformed": "no messages from user or system to a turn of the user, with one answer",
     "empty": "the prompt or a response says nothing",
     "identical": "both responses are the same",
     "duplicated": "the same pair as an earlier row, in this order or the other",
@@ -73,6 +74,13 @@ class Checked:
             )
 
     @property
+    def highest(self) -> int:
+        """The largest token id of all rows."""
+        table = self.rows.with_format("arrow")[:]
+        columns = ("prompt_ids", "chosen_ids", "rejected_ids")
+        return max(pc.max(pc.list_flatten(table[name])).as_py() or 0 for name in columns)
+
+    @property
     def length_gap(self) -> float:
         """Mean tokens of chosen over those of rejected, less 1: 0.2 is a fifth longer."""
         _, chosen, rejected = self.lengths.mean(axis=0)
@@ -101,8 +109,8 @@ class Template:
         if tokenizer.eos_token is None:
             raise SelfsynthError("the tokenizer has no EOS token: no response could end")
         user = [{"role": "user", "content": "a"}]
-        probe = self._response(user, self._rendered(user, add_generation_prompt=True), "b")
-        tail = probe[probe.rindex("b") + 1 :]
+        prompt = self._rendered(user, add_generation_prompt=True)
+        tail = self._response(user, prompt, "selfsynth").rpartition("selfsynth")[2]
         special = set(tokenizer.all_special_tokens) | {
             str(token) for token in tokenizer.added_tokens_decoder.values() if token.special
         }
@@ -297,6 +305,8 @@ def _read(prompt: Any, chosen: Any, rejected: Any) -> tuple[list, str, str] | st
         prompt = [{"role": "user", "content": prompt}]
     if not (_are_messages(prompt) and prompt[0]["role"] in ("user", "system")):
         return "malformed"
+    if prompt[-1]["role"] in ("system", "assistant"):  # nobody asked
+        return "malformed"
     answers = []
     for answer in (chosen, rejected):
         if isinstance(answer, str):
@@ -364,14 +374,25 @@ def _settled(
     }
 
 
-def fit_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def fit_tokenizer(tokenizer: PreTrainedTokenizerBase, pad_token: str | None = None) -> str | None:
     """Give a tokenizer a pad token that is not EOS, and say what was done, None when nothing.
 
     Padding that is EOS would be masked together with the EOS that a response ends in.
 
+    Args:
+        pad_token: the one that was asked for.
+
     Raises:
+        UsageError: what was asked for is EOS, or no token.
         SelfsynthError: no token of the vocabulary could serve as padding.
     """
+    if pad_token is not None:
+        if pad_token not in tokenizer.get_vocab() or pad_token == tokenizer.eos_token:
+            raise UsageError(
+                f"pad_token cannot be {pad_token!r}: it must be a token of the vocabulary that is "
+                "not EOS, which would be masked with it"
+            )
+        tokenizer.pad_token = pad_token
     ends = {tokenizer.eos_token_id}
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id not in ends:
         return None

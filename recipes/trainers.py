@@ -1,11 +1,10 @@
-"""TRL's trainers, on token ids that are ready, stopping at a loss that is no number.
+"""TRL's trainers, on token ids that are ready, stopping at a loss or gradient that is no number.
 
 The one place that imports CPO, in which TRL keeps SimPO: it is experimental there, and may move.
 """
 
 import os
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedTokenizerBase
 from trl import DPOTrainer, RewardTrainer, SFTTrainer
 
 from recipes.data import Template
@@ -27,7 +26,7 @@ warnings.filterwarnings("ignore", r"`(is_)?gradient_checkpointing`", FutureWarni
 
 
 class _Watched:
-    """Stops a training at once where the loss of a step is NaN or infinite.
+    """Stops a training at once where the loss or the gradient of a step is NaN or infinite.
 
     A batch carries `row`, the numbers of its rows in the dataset as it was read.
     """
@@ -37,20 +36,37 @@ class _Watched:
         self.data_collator = _WithRows(self.data_collator)
         # The collators take what they know, and the trainers would take `row` away.
         self.args.remove_unused_columns = False
-        self.add_callback(_StopAtBadGradient())
+        self._rows: list[int] = []  # of the step, which may be several batches
 
     def training_step(self, model: Any, inputs: dict, *args, **kwargs) -> torch.Tensor:
-        rows = inputs.pop("row", None)
+        rows = inputs.pop("row", torch.tensor([])).tolist()
+        self._rows += rows
         loss = super().training_step(model, inputs, *args, **kwargs)
-        if not torch.isfinite(loss):
-            which = (
-                "packed rows" if rows is None else f"the rows {', '.join(map(str, rows.tolist()))}"
-            )
-            raise SelfsynthError(
-                f"the loss is {loss.item()} at step {self.state.global_step + 1}, with {which} of "
-                "the training split: a lower learning_rate, or bf16 in place of fp16, may help"
-            )
+        self._require_finite("loss", loss, rows)
         return loss
+
+    def _get_grad_norm(self, *args, **kwargs) -> Any:
+        """Look at every step's gradient; a Trainer's own log shows the last one of several."""
+        norm = super()._get_grad_norm(*args, **kwargs)
+        # With fp16, a step of infinite gradients is one that the loss scaler skips.
+        if norm is not None and self.accelerator.scaler is None:
+            self._require_finite("gradient", norm, self._rows)
+        self._rows = []
+        return norm
+
+    def _require_finite(self, what: str, value: Any, rows: list[int]) -> None:
+        value = torch.as_tensor(value)
+        if not torch.isfinite(value):
+            which = f"the rows {', '.join(map(str, rows))}" if rows else "packed rows"
+            raise SelfsynthError(
+                f"the {what} is {value.item()} at step {self.state.global_step + 1}, with {which} "
+                "of the training split: a lower learning_rate, or bf16 in place of fp16, may help"
+            )
+
+    def _save_rng_state(self, *args, **kwargs) -> None:
+        """Wait for all: the state that is written next says that a checkpoint is whole."""
+        super()._save_rng_state(*args, **kwargs)
+        self.accelerator.wait_for_everyone()
 
     def prediction_step(self, model: Any, inputs: dict, *args, **kwargs) -> Any:
         inputs.pop("row", None)
@@ -72,16 +88,6 @@ class _WithRows:
         rows = [feature["row"] for feature in features]
         batch = self.collate([{k: v for k, v in one.items() if k != "row"} for one in features])
         return {**batch, "row": torch.tensor(rows)}
-
-
-class _StopAtBadGradient(TrainerCallback):
-    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping | None = None, **_) -> None:
-        norm = (logs or {}).get("grad_norm")
-        if norm is not None and not torch.isfinite(torch.as_tensor(float(norm))):
-            raise SelfsynthError(
-                f"the gradient is {norm} at step {state.global_step}: a lower learning_rate, or "
-                "bf16 in place of fp16, may help"
-            )
 
 
 @dataclass

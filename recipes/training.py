@@ -99,7 +99,7 @@ def prepare(recipe: Recipe) -> Prepared:
         repo_id = check(name, "model", recipe.private)
     source, commit = locate(ours.dataset, ours.dataset_revision)
     base = find_base(recipe.model)
-    if note := fit_tokenizer(base.tokenizer):
+    if note := fit_tokenizer(base.tokenizer, getattr(training, "pad_token", None)):
         say(note)
     splits, _ = load(source, commit, ours.dataset_config)
     if not isinstance(splits, datasets.DatasetDict) or "train" not in splits:
@@ -117,6 +117,12 @@ def prepare(recipe: Recipe) -> Prepared:
                     training.dataset_num_proc,
                 )
     checked["train"].require()
+    highest = max(base.tokenizer.pad_token_id, *(one.highest for one in checked.values()))
+    if highest >= (size := base.config.get_text_config().vocab_size):
+        raise SelfsynthError(
+            f"the tokenizer gives the token {highest}, and the model knows {size:,}: they are not "
+            "of one model"
+        )
     if "test" in checked and not len(checked["test"].rows):
         say(
             f"no pair of the test split is left, of {checked['test'].read}: nothing is tested on it"
@@ -198,7 +204,8 @@ def _show(recipe: Recipe, prepared: Prepared) -> None:
         * training.gradient_accumulation_steps
         * training.world_size
     )
-    say(f"steps    {prepared.steps:,} of {batch:,} pairs")
+    at_most = "at most " if getattr(training, "packing", False) else ""
+    say(f"steps    {at_most}{prepared.steps:,} of {batch:,} pairs")
 
 
 def memory_of(recipe: Recipe, base: Base) -> dict[str, float]:
@@ -288,7 +295,8 @@ def run(
     with ExitStack() as stack:
         if main:
             stack.enter_context(folder)
-            folder.check_identity(prepared.decides)
+            if _holds_something(folder):
+                folder.check_identity(prepared.decides)
             folder.write_config(prepared.decides, sys.argv)
         PartialState().wait_for_everyone()
         if folder.card.exists():
@@ -310,19 +318,23 @@ def run(
         tell(publish(folder.path, prepared.repo_id, "model", recipe.private))
 
 
+def _holds_something(folder: RunFolder) -> bool:
+    """Whether a folder has more in it than the settings of a start that failed."""
+    kept = (folder.card, folder.store, *folder.path.glob("checkpoint-*"))
+    return any(path.exists() for path in kept)
+
+
 @contextmanager
 def _failing_in_one_line() -> Iterator[None]:
     """Turn what libraries say of settings, of what is not installed and of memory into a line."""
     try:
         yield
-    except (SelfsynthError, OSError):
-        raise
     except torch.OutOfMemoryError as error:
         raise SelfsynthError(
             "out of memory: a smaller per_device_train_batch_size (with larger "
             f"gradient_accumulation_steps) or max_length may help ({_line(error)})"
         ) from error
-    except Exception as error:  # they share no base
+    except (ValueError, TypeError, RuntimeError, ImportError) as error:
         raise SelfsynthError(
             f"the trainer failed: {type(error).__name__}: {_line(error)}"
         ) from error

@@ -283,7 +283,8 @@ def _pairs_of(
     from safetensors.torch import load_file
 
     names = _llama_cpp_names(base)
-    alphas, found, fits = config.get("alpha_pattern") or {}, {}, True
+    alphas, ranks = config.get("alpha_pattern") or {}, config.get("rank_pattern") or {}
+    found, fits = {}, True
     with _failing_as(f"{adapter / 'adapter_model.safetensors'} cannot be read"):
         weights = load_file(adapter / "adapter_model.safetensors")
     for key, weight in weights.items():
@@ -297,12 +298,13 @@ def _pairs_of(
         if name == "output" and base.get("tie_word_embeddings"):
             raise UsageError(f"{adapter} changes lm_head, which its base shares with the embedding")
         side = 1 if kind == "A.weight" else 0  # W is (out, in), A (rank, in) and B (out, rank)
+        rank = ranks.get(get_pattern_key(ranks, module), config.get("r"))
         fits &= weight.shape[side] == shapes[f"{module}.weight"][side]
+        fits &= weight.shape[1 - side] == rank
         if not weight.isfinite().all():
             raise SelfsynthError(f"{adapter}: {key} holds numbers that are none")
         weight = weight.float().numpy()
         if kind == "B.weight":
-            rank = weight.shape[1]
             alpha = alphas.get(get_pattern_key(alphas, module), config["lora_alpha"])
             scale = alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
             weight = _as_llama_cpp(module, weight, base) * (scale * rank / config["lora_alpha"])
@@ -311,7 +313,7 @@ def _pairs_of(
     if not found or any(_other(name) not in found for name in found):
         raise UsageError(f"{adapter} holds no whole pairs of LoRA matrices")
     if not fits:
-        raise UsageError(f"{adapter} is of another base than its adapter_config.json names")
+        raise UsageError(f"{adapter} has another base or rank than its adapter_config.json names")
     return found
 
 
@@ -325,6 +327,8 @@ def _adapter_config(adapter: Path) -> dict:
             raise UsageError(f"{adapter} holds no LoRA adapter (no {name})")
     config = _json(adapter / "adapter_config.json")
     base, alpha = config.get("base_model_name_or_path"), config.get("lora_alpha")
+    if (kind := config.get("peft_type")) != "LORA":
+        raise UsageError(f"{adapter} holds an adapter of peft_type {kind!r}, and no LoRA")
     if not (base and isinstance(base, str)):
         raise UsageError(f"{adapter}: adapter_config.json names no base_model_name_or_path")
     if not (alpha and isinstance(alpha, int | float)):

@@ -3,6 +3,7 @@
 Everything goes to stderr; stdout belongs to results.
 """
 
+import os
 import time
 from collections.abc import Callable
 
@@ -14,8 +15,9 @@ console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(message: str) -> None:
-    """Print one line for the person at the terminal."""
-    console.print(Text(message))
+    """Print one line for the person at the terminal, by the first of several processes."""
+    if os.environ.get("RANK", "0") == "0":  # torchrun and accelerate number them
+        console.print(Text(message))
 
 
 class Progress:

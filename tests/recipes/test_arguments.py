@@ -97,6 +97,7 @@ BAD = {
             *(("learning_rate", "nan"), ("learning_rate", "inf"), ("learning_rate", -1)),
             *(("beta", 0), ("num_train_epochs", 0), ("max_length", -5), ("lora_alpha", 0)),
             *(("per_device_train_batch_size", 0), ("gradient_accumulation_steps", 0)),
+            ("dataset_num_proc", -1),
         ]
     },
     "code of a repository": ("simpo_gamma: 1\ntrust_remote_code: true", [], "nothing runs code"),

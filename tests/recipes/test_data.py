@@ -131,6 +131,8 @@ CASES = {
     "no rejected": ((USER, GOOD, None), "missing"),
     "no messages": (([], GOOD, BAD), "malformed"),
     "begins with an answer": (([*GOOD, *USER], GOOD, BAD), "malformed"),
+    "ends with an answer": (([*USER, *GOOD], GOOD, BAD), "malformed"),
+    "a system turn alone": (([{"role": "system", "content": "x"}], GOOD, BAD), "malformed"),
     "an answer of a user": ((USER, USER, BAD), "malformed"),
     "two turns in an answer": ((USER, [*GOOD, *BAD], BAD), "malformed"),
     "no content": (([{"role": "user", "content": None}], GOOD, BAD), "malformed"),

@@ -184,6 +184,25 @@ def test_accuracies_beside_the_rule_of_length():
     ]
 
 
+def test_a_gradient_that_is_no_number_stops_where_no_log_would_show_it(tmp_path):
+    trainer = simpo(
+        tmp_path,
+        pairs(*[(4, 5, 6)] * 8),
+        max_steps=3,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-9,
+        logging_steps=100,
+    )
+    clip = trainer._clip_grad_norm
+    trainer._clip_grad_norm = lambda model: (
+        clip(model) * (float("inf") if trainer.state.global_step == 2 else 1.0)
+    )
+    rows = r"the rows \d, \d, \d, \d of the training split"
+    with pytest.raises(Exception, match=rf"the gradient is inf at step 3, with {rows}"):
+        trainer.train()
+
+
 def test_a_loss_that_is_no_number_stops_at_once(tmp_path):
     trainer = simpo(
         tmp_path,

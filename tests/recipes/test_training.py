@@ -1,6 +1,7 @@
 """A training ends as a model with a card, and goes on after a kill when it is the same one."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from hub_cards.publish import publish
 from tests import tiny
@@ -184,6 +186,56 @@ def test_what_a_library_refuses_is_one_line_and_no_fault_of_ours(train, method, 
     line = failed.err.strip().splitlines()[-1]
     assert line.startswith("error: the trainer failed: ") and words in line
     assert "fault of selfsynth" not in line
+
+
+def test_a_fault_of_ours_is_none_of_the_trainers(train, monkeypatch):
+    def broken(*_, **__):
+        raise AttributeError("ours")
+
+    monkeypatch.setattr("recipes.trainers.CPOTrainer.training_step", broken)
+    with pytest.raises(AttributeError, match="ours"):
+        train("simpo")
+
+
+def test_a_setting_is_corrected_after_a_start_that_failed(train):
+    train("dpo", loss_type="none", status=1)
+    assert "card     " in train("dpo", max_steps=1).err
+    again = train("dpo", max_steps=1, beta=0.5, status=2)
+    assert "made with other settings" in again.err
+
+
+@pytest.mark.parametrize(("token", "status"), [("<|im_end|>", 2), ("<|none|>", 2), ("word", 0)])
+def test_a_pad_token_is_one_and_not_eos(train, base, tmp_path, token, status):
+    token = "<|im_start|>" if token == "word" else token
+    done = train("sft", "--dry_run", pad_token=token, status=status)
+    assert (f"pad_token cannot be {token!r}" in done.err) == bool(status)
+
+
+def test_a_tokenizer_of_a_larger_model(train, base, tmp_path):
+    shutil.copytree(base, tmp_path / "small")
+    config = json.loads((tmp_path / "small/config.json").read_text())
+    (tmp_path / "small/config.json").write_text(json.dumps({**config, "vocab_size": 100}))
+    failed = train("simpo", model_name_or_path=tmp_path / "small", status=1)
+    assert "and the model knows 100: they are not of one model" in failed.err
+
+
+def test_two_processes_train_as_one(base, dataset, tmp_path):
+    """Rows checked once, said once, and the same weights as one process with the same batch."""
+
+    def run(folder, *launcher, **changed):
+        settings = command(base, dataset, tmp_path / folder, max_steps=2, **changed)[1:]
+        done = subprocess.run(
+            [sys.executable, *launcher, *settings], cwd=ROOT, capture_output=True, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("rows out") == done.stderr.count("card     ") == 1
+        return load_file(tmp_path / folder / "model.safetensors")
+
+    two = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    one = run("one", per_device_train_batch_size=2)
+    both = run("two", *two, per_device_train_batch_size=1)
+    assert {name for name in one if not torch.allclose(one[name], both[name], atol=2e-4)} == set()
 
 
 def test_out_of_memory_says_what_may_help(train, monkeypatch):

@@ -402,7 +402,9 @@ def adapters(tmp_path_factory):
         (lambda one: edit(one, modules_to_save=["lm_head"]), "modules_to_save ['lm_head'] cannot"),
         (lambda one: edit(one, bias="all"), "bias 'all' cannot be written"),
         (lambda one: edit(one, init_lora_weights="pissa"), "init_lora_weights 'pissa' cannot be"),
-        (lambda one: edit(one, peft_type="LOHA"), "peft_type 'LOHA' cannot be written"),
+        (lambda one: edit(one, peft_type="LOHA"), "holds an adapter of peft_type 'LOHA'"),
+        (lambda one: edit(one, r=8), "has another base or rank"),
+        (lambda one: edit(one, rank_pattern={"up_proj": 2}), "has another base or rank"),
         (lambda one: edit(one, layer_replication=[[0, 1]]), "layer_replication [[0, 1]] cannot"),
         (lambda one: edit(one, lora_alpha=0), "no lora_alpha, or one of 0"),
         (lambda one: edit(one, lora_alpha="8"), "no lora_alpha, or one of 0"),
@@ -446,7 +448,7 @@ def test_an_adapter_of_another_base(adapters, tmp_path):
     text = json.dumps(config | {"intermediate_size": 128})
     (tmp_path / "base" / "config.json").write_text(text)
     edit(adapter, base_model_name_or_path=str(tmp_path / "base"))
-    with pytest.raises(UsageError, match=r"is of another base than its adapter_config\.json names"):
+    with pytest.raises(UsageError, match=r"has another base or rank than its"):
         gguf.write_lora(adapter, tmp_path / "lora.gguf")
 
 
