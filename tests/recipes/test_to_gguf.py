@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from trl import ModelConfig
 
 from recipes import merge_lora, to_gguf
+from recipes.bases import find_base
 from selfsynth import gguf
 from selfsynth.serving.weights import EMBEDDED
 from tests.conftest import run_script
@@ -46,8 +48,14 @@ def command(in_process):
 
 def test_from_an_adapter_to_files_that_can_be_served(trained, tmp_path, command):
     adapter, merged, whole = trained / "adapter", tmp_path / "merged", tmp_path / "merged.gguf"
+    facts = {"base_licence": "apache-2.0", "languages": ["en"]}
+    provenance = json.dumps({"parents": [], "facts": facts})
+    (adapter / "provenance.json").write_text(provenance)
     assert command(merge_lora, adapter, "--output-dir", merged)[-1] == f"model    {merged}"
     assert (merged / "tokenizer.json").is_file() and (merged / "chat_template.jinja").is_file()
+    base = find_base(ModelConfig(model_name_or_path=str(merged)))
+    assert (base.licence, base.languages) == ("apache-2.0", ("en",))
+    (adapter / "provenance.json").unlink()
     (refused,) = command(to_gguf, merged, "--output-file", whole, status=2)
     assert refused.startswith("error: --like BASE.gguf must name the GGUF that this model began")
     assert refused.endswith("takes llama.cpp's convert_hf_to_gguf.py")
