@@ -7,12 +7,14 @@ the package `alpaca_eval`; what it looks up by row number is joined here by the 
 so that the order of the rows means nothing.
 """
 
+import hashlib
 import json
 import math
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 REPO, REVISION = "tatsu-lab/alpaca_eval", "2edc6fad8be6b14ea7230aabfd08188da6b8b814"
 BASELINE, GAMED = "alpaca_eval_gpt4_baseline.json", "df_gamed.csv"
 ROWS = 805
+GENERATOR = "gpt4_1106_preview"
 GLM = "length_controlled_v1"
 RESAMPLES = 10_000
 COLUMNS = ("instruction", "output_1", "output_2", "preference")
@@ -51,6 +54,85 @@ class Official:
     baseline: list[str]
     difficulty: np.ndarray = field(repr=False)
     gamed: "pd.DataFrame" = field(repr=False)
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The place of each instruction."""
+        return {text: place for place, text in enumerate(self.instructions)}
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What models are asked, and what they are compared with; lists of one length.
+
+    Attributes:
+        instructions: what is asked, each once.
+        datasets: the set that each comes from.
+        baseline: the baseline's answers.
+        generator: the baseline's name.
+        official: AlpacaEval's own data, where these are its instructions and all of them.
+        revision: the commit of the data on the Hub, None where they came from a folder.
+    """
+
+    instructions: list[str]
+    datasets: list[str]
+    baseline: list[str]
+    generator: str
+    official: Official | None
+    revision: str | None
+
+
+def load_questions(folder: Path | None = None, limit: int | None = None) -> Questions:
+    """Load AlpacaEval 2.0, or a folder's own questions in the same form.
+
+    Args:
+        folder: holds `BASELINE`, a JSON list of objects with `instruction` and `output`, and maybe
+            `dataset` and `generator`; and for length control `GAMED`. None takes the official ones
+            from the Hub.
+        limit: take so many of them, whose instructions have the smallest SHA-256: the first 20 are
+            among the first 50, and which they are does not depend on the order.
+
+    Raises:
+        UsageError: the folder does not hold them, or an instruction stands there twice.
+        SelfsynthError: the Hub does not give them.
+    """
+    if folder is None:
+        official = load_official()
+        rows = list(zip(official.instructions, official.datasets, official.baseline, strict=True))
+        generator = GENERATOR
+    else:
+        rows, generator = _own_questions(folder / BASELINE)
+        asked = {row[0] for row in rows}
+        has_all = len(asked) == ROWS and (folder / GAMED).is_file()
+        official = load_official(folder) if has_all else None
+    if limit is not None and limit < len(rows):
+        rows = sorted(rows, key=lambda row: hashlib.sha256(row[0].encode()).digest())[:limit]
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return Questions(*columns, generator, official, None if folder else REVISION)
+
+
+def _own_questions(path: Path) -> tuple[list[tuple[str, str, str]], str]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        rows = [
+            (row["instruction"], str(row.get("dataset") or "own"), row["output"]) for row in found
+        ]
+        names = {row.get("generator") for row in found}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path} holds no questions (a JSON list of objects with instruction and output): "
+            f"{type(error).__name__} {error}"
+        ) from None
+    if not rows:
+        raise UsageError(f"{path} holds no question")
+    for number, (instruction, _, output) in enumerate(rows):
+        if not (isinstance(instruction, str) and instruction.strip() and isinstance(output, str)):
+            raise UsageError(f"{path}: row {number} has no instruction or no output")
+    counted = Counter(row[0] for row in rows)
+    if twice := [text for text, count in counted.items() if count > 1]:
+        raise UsageError(f"{path}: {len(twice)} instructions stand there twice: {twice[0][:60]!r}")
+    name = names.pop() if len(names) == 1 else None
+    return rows, name if isinstance(name, str) and name else "baseline"
 
 
 def load_official(folder: Path | None = None) -> Official:
@@ -152,12 +234,7 @@ def score(
         notes.append(
             f"{repeated} of {len(rows)} rows repeat an instruction: the first of each counts"
         )
-    # In the official order: the folds of the GLM's cross-validation go by it.
-    places = {text: place for place, text in enumerate(official.instructions if official else ())}
-    rows = sorted(
-        first.values(),
-        key=lambda row: (places.get(row["instruction"], len(places)), row["instruction"]),
-    )
+    rows = _in_order(first.values(), official)
     preferences = np.array([preference_of(row["preference"]) for row in rows])
     readable = ~np.isnan(preferences)
     if not readable.any():
@@ -171,14 +248,15 @@ def score(
     rates = 100 * (preferences - 1)
     found = _win_rate(preferences[readable])
     interval = bootstrap_mean(rates[readable], seed, RESAMPLES)
-    controlled = _length_controlled(rows, preferences, lengths, places, official, refits, seed)
+    controlled = control_length(rows, official, refits, seed)
     notes += controlled.notes
+    low_high = None if controlled.refits is None else np.quantile(controlled.refits, (0.025, 0.975))
     return {
         **found,
         "avg_length": float(lengths[:, 1].mean()),
         "win_rate_ci": [interval.low, interval.high],
         "length_controlled_win_rate": controlled.value,
-        "length_controlled_ci": controlled.interval,
+        "length_controlled_ci": None if low_high is None else low_high.tolist(),
         "length_matched_win_rate": float(rates[matched].mean()) if matched.any() else None,
         "length_matched_n": int(matched.sum()),
         "n_unreadable": int((~readable).sum()),
@@ -188,6 +266,16 @@ def score(
         "alpaca_eval_version": version("alpaca-eval"),
         "notes": notes,
     }
+
+
+def _in_order(
+    rows: Iterable[Mapping[str, Any]], official: Official | None
+) -> list[Mapping[str, Any]]:
+    """Return rows in the official order: the folds of the GLM's cross-validation go by it."""
+    places = official.places if official else {}
+    return sorted(
+        rows, key=lambda row: (places.get(row["instruction"], len(places)), row["instruction"])
+    )
 
 
 def _only(rows: Sequence[Mapping[str, Any]], key: str) -> str | None:
@@ -211,38 +299,44 @@ def _win_rate(preferences: np.ndarray) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Controlled:
+class Controlled:
+    """The length-controlled win rate in percent, None where it is not defined: `notes` say why.
+
+    Attributes:
+        refits: the same of bootstrap resamples, shape (refits,); the k-th of two models with one
+            seed are of the same instructions. None where none were asked for.
+    """
+
     value: float | None = None
-    interval: list[float] | None = None
+    refits: np.ndarray | None = None
     notes: list[str] = field(default_factory=list)
 
 
-def _length_controlled(
-    rows: Sequence[Mapping[str, Any]],
-    preferences: np.ndarray,
-    lengths: np.ndarray,
-    places: Mapping[str, int],
-    official: Official | None,
-    refits: int,
-    seed: int,
-) -> _Controlled:
+def control_length(
+    rows: Sequence[Mapping[str, Any]], official: Official | None, refits: int = 0, seed: int = 0
+) -> Controlled:
+    """Return the length-controlled win rate of annotations, each instruction once; see `score`."""
     if official is None:
-        return _Controlled(notes=["no length control: AlpacaEval's own data were not at hand"])
-    known = Counter(row["instruction"] in places for row in rows)
+        return Controlled(notes=["no length control: AlpacaEval's own data were not at hand"])
+    known = Counter(row["instruction"] in official.places for row in rows)
     if known[False] or known[True] != ROWS:
-        return _Controlled(
+        return Controlled(
             notes=[
                 f"length control is defined on the {ROWS} official instructions alone: "
                 f"{known[True]} of them are here, and {known[False]} others"
             ]
         )
+    rows = _in_order(rows, official)
+    preferences = np.array([preference_of(row["preference"]) for row in rows])
+    lengths = np.array([[len(row["output_1"]), len(row["output_2"])] for row in rows])
     gap = lengths[:, 0] - lengths[:, 1]
     if all(row["output_1"] == row["output_2"] for row in rows):
-        return _Controlled(50.0, [50.0, 50.0] if refits else None, ["both gave the same answers"])
+        same = np.full(refits, 50.0) if refits else None
+        return Controlled(50.0, same, ["both gave the same answers"])
     if np.ptp(gap) == 0:
-        return _Controlled(notes=["no length control: all answers differ by the same length"])
+        return Controlled(notes=["no length control: all answers differ by the same length"])
     value = length_controlled(preferences, gap, official.difficulty, official.gamed)
-    interval = None
+    values = None
     if refits:
         draw = np.random.default_rng(seed)
         values = []
@@ -251,8 +345,7 @@ def _length_controlled(
             if np.ptp(gap[some]) and not np.isnan(preferences[some]).all():
                 picked = (preferences[some], gap[some], official.difficulty[some])
                 values.append(length_controlled(*picked, official.gamed))
-        interval = np.quantile(values, (0.025, 0.975)).tolist()
-    return _Controlled(value, interval)
+    return Controlled(value, values and np.array(values))
 
 
 def length_controlled(

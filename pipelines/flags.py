@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,61 +10,24 @@ from pipelines import contamination
 from pipelines.personas import builtin
 from pipelines.sources import load
 from selfsynth.errors import UsageError
-from selfsynth.runs import RunFolder
+from selfsynth.options import given
 from selfsynth.schema import JUDGE_MODES
 from selfsynth.serving import Model as FoundModel
 from selfsynth.serving import find
 
-LONGEST_CRITERIA = 4000  # characters
 DEFAULT_PROMPTS = 1000
-
-
-def _given(param: typer.CallbackParam, value: str | None) -> str | None:
-    """Refuse an empty value: most likely it stands for a shell variable that is not set."""
-    flag = "--" + param.name.replace("_", "-")
-    if value is not None and not value.strip():
-        raise UsageError(f"{flag} is empty")
-    try:
-        (value or "").encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"{flag} is not UTF-8") from None
-    return value
 
 
 def _all_given(param: typer.CallbackParam, values: list[str] | None) -> list[str] | None:
     for value in values or ():
-        _given(param, value)
+        given(param, value)
     return values
 
 
-Model = Annotated[
-    str,
-    typer.Option(
-        callback=_given,
-        help="embedded or embedded-1.5b; a GGUF (path or REPO:FILE.gguf); either of them as "
-        "BASE+LORA.gguf; a Hub id or folder; with --base-url a server's name for it",
-    ),
-]
-BaseUrl = Annotated[
-    list[str] | None, typer.Option(help="URL of a running server (…/v1); repeatable")
-]
-ApiKeyEnv = Annotated[
-    str | None, typer.Option(help="environment variable that holds the servers' key")
-]
-Judge = Annotated[
-    str | None,
-    typer.Option(callback=_given, help="another model as the judge; default: the model itself"),
-]
-JudgeBaseUrl = Annotated[
-    list[str] | None, typer.Option(help="URL of the judge's server; repeatable")
-]
-JudgeApiKeyEnv = Annotated[
-    str | None, typer.Option(help="environment variable that holds the judge's key")
-]
 Personas = Annotated[
     str | None,
     typer.Option(
-        callback=_given,
+        callback=given,
         help="FILE.jsonl, FILE.txt or HUB_DATASET[@REV] (column persona); default: our own sampler",
     ),
 ]
@@ -76,7 +38,7 @@ NoPersonas = Annotated[
 Prompts = Annotated[
     str | None,
     typer.Option(
-        callback=_given,
+        callback=given,
         help="take the prompts from FILE.jsonl, FILE.txt or HUB_DATASET[@REV] (column prompt)",
     ),
 ]
@@ -103,7 +65,7 @@ DecontaminateThreshold = Annotated[
 ]
 Language = Annotated[
     str | None,
-    typer.Option(callback=_given, help="language of prompts and personas: de, German, …"),
+    typer.Option(callback=given, help="language of prompts and personas: de, German, …"),
 ]
 Temperature = Annotated[
     float | None, typer.Option(min=0.0, max=2.0, help="of prompts and responses; default 0.6")
@@ -118,47 +80,17 @@ GenerationDefaults = Annotated[
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="tokens an answer may have")]
 SystemPrompt = Annotated[
     str | None,
-    typer.Option(callback=_given, help="system prompt of the responses"),
-]
-Thinking = Annotated[
-    bool, typer.Option("--thinking", help="a thinking model may think before it writes")
-]
-JudgeThinking = Annotated[
-    bool, typer.Option("--judge-thinking", help="a thinking judge may think before its verdict")
-]
-JudgeOrders = Annotated[
-    int, typer.Option(min=1, max=2, help="pairwise: 2 shows a pair both ways, 1 is the paper's")
-]
-JudgeCriteria = Annotated[
-    Path | None, typer.Option(help="a text file with the criteria; default: the paper's four")
+    typer.Option(callback=given, help="system prompt of the responses"),
 ]
 AuditModes = Annotated[
     str | None,
-    typer.Option(callback=_given, help="modes to try, such as rating,yesno; default: all three"),
+    typer.Option(callback=given, help="modes to try, such as rating,yesno; default: all three"),
 ]
-AuditPrompts = Annotated[
-    int | None, typer.Option(min=1, help="prompts to try the judge on; default: by the run's size")
-]
-Concurrency = Annotated[
-    int | None, typer.Option(min=1, help="requests in flight; default 16, 8 for a GGUF")
-]
-Timeout = Annotated[float, typer.Option(min=0.1, help="seconds that one try of a request may take")]
 Batch = Annotated[
     bool,
     typer.Option(
         "--batch", help="ask servers by OpenAI's batch protocol: hours, at half the price"
     ),
-]
-MaxRequests = Annotated[
-    int | None, typer.Option(min=1, help="stop after so many requests; the same command goes on")
-]
-MaxTokensTotal = Annotated[
-    int | None, typer.Option(min=1, help="stop after so many tokens, read and written")
-]
-Seed = Annotated[int, typer.Option(min=0)]
-Reuse = Annotated[
-    list[Path] | None,
-    typer.Option(help="folder of another run whose answers are not asked for again; repeatable"),
 ]
 
 
@@ -167,9 +99,8 @@ PushToHub = Annotated[
 ]
 RepoId = Annotated[
     str | None,
-    typer.Option(callback=_given, help="on the Hub; default: your own name and sao-<model>"),
+    typer.Option(callback=given, help="on the Hub; default: your own name and sao-<model>"),
 ]
-Private = Annotated[bool, typer.Option("--private", help="make the Hub repository private")]
 
 
 def no_flags_before(context: typer.Context) -> None:
@@ -268,27 +199,3 @@ def modes_of(text: str | None, named: str = "auto") -> list[str]:
     if unknown := [mode for mode in modes if mode not in JUDGE_MODES]:
         raise UsageError(f"--audit-modes: {unknown[0]!r} is none of {', '.join(JUDGE_MODES)}")
     return list(dict.fromkeys(modes if named == "auto" else [named, *modes]))
-
-
-def read_criteria(path: Path) -> str:
-    """Return the user's own criteria for the judge."""
-    try:
-        text = path.read_text(encoding="utf-8-sig").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--judge-criteria: {path} cannot be read ({error})") from None
-    if not text:
-        raise UsageError(f"--judge-criteria: {path} is empty")
-    if len(text) > LONGEST_CRITERIA:
-        raise UsageError(
-            f"--judge-criteria: {path} has {len(text):,} characters, at most {LONGEST_CRITERIA:,}"
-        )
-    return text
-
-
-def stores_of(reuse: Sequence[Path] | None) -> list[Path]:
-    """Return the stores of other runs."""
-    stores = [RunFolder(one).store for one in reuse or ()]
-    for path in stores:
-        if not path.is_file():
-            raise UsageError(f"--reuse: {path.parent.parent} is not the folder of a run")
-    return stores

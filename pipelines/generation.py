@@ -13,8 +13,8 @@ import shutil
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +28,6 @@ from selfsynth.progress import Progress, duration, say
 from selfsynth.runs import RunFolder, write_data
 from selfsynth.schema import check_dataset, reason_counts
 from selfsynth.serving import (
-    PROBE,
     TIMEOUT,
     BatchClient,
     Broker,
@@ -43,14 +42,11 @@ from selfsynth.serving import (
     UsedUp,
     key_of,
     listen,
-    public_name,
-    serve,
+    serve_checked,
+    usual_concurrency,
 )
 
 T = TypeVar("T")
-SLOTS = 8  # requests that the embedded engine answers side by side, and so our cap for it
-CONCURRENCY = 16  # the cap on requests in flight otherwise
-MOST_SLOTS = 64  # more do not make llama.cpp faster, and each takes memory for its context
 FULL = 1_000_000  # bytes left on a disk that is as good as full
 SPACE_A_ROW = 40_000  # bytes on disk for a persona: its requests and answers, stored and published
 
@@ -277,74 +273,21 @@ def served(
         SelfsynthError: an engine does not start; a server is down, refuses the key or does not
             know the model; or a model thinks that should not.
     """
-    if concurrency is None:
-        concurrency = SLOTS if model.by_llama else CONCURRENCY
-    models = [model] if judge is model else [model, judge]
-    share = 1 / max(1, sum(not one.urls and not one.by_llama for one in models))
-    slots = min(concurrency, MOST_SLOTS)
-    with ExitStack() as stack:
-        endpoints = [
-            stack.enter_context(serve(one, slots, context, run.log, share, own_sampling))
-            for one in models
-        ]
-        found = asyncio.run(_probe(endpoints, store, timeout, system))
-        endpoints = [
-            _probed(*each)
-            for each in zip(models, endpoints, *zip(*found, strict=True), strict=True)
-        ]
-        probes = [probe for probe, _ in found]
-        may_think = [thinking, judge_thinking] if len(models) > 1 else [thinking and judge_thinking]
-        for one, probe, allowed in zip(models, probes, may_think, strict=True):
-            if probe.thoughts is not None and not allowed:
-                raise SelfsynthError(
-                    f"{one.spec} thinks before it answers and cannot be told not to: allow it by "
-                    "--thinking (as the model) and --judge-thinking (as the judge)"
-                )
+    concurrency = concurrency or usual_concurrency(model)
+    both = [model] if judge is model else [model, judge]
+    may_think = [thinking, judge_thinking] if len(both) > 1 else [thinking and judge_thinking]
+    with serve_checked(
+        *(both, may_think, store, concurrency, context, run.log, timeout),
+        system=system,
+        own_sampling=own_sampling,
+    ) as found:
         # What a judge thinks comes before the first token that counts.
-        thinks = judge_thinking and probes[-1].thoughts is not None
-        logprobs = thinks or probes[-1].top_logprobs is not None
+        judged = found[-1]
+        logprobs = judged.logprobs or (judge_thinking and judged.thinks)
         yield Served(
-            *(run, store, endpoints[0], endpoints[-1], logprobs),
+            *(run, store, found[0].endpoint, judged.endpoint, logprobs),
             *(concurrency, budget, timeout, batch),
         )
-
-
-async def _probe(
-    endpoints: Sequence[Endpoint], store: Store, timeout: float, system: bool
-) -> list[tuple[Completion, Client]]:
-    found = []
-    for number, endpoint in enumerate(endpoints):
-        async with Client(endpoint, store, asyncio.Semaphore(1), timeout) as client:
-            # Only the model is sent system messages, not the judge.
-            found.append((await client.probe(system and number == 0), client))
-    return found
-
-
-def _probed(model: Model, endpoint: Endpoint, probe: Completion, client: Client) -> Endpoint:
-    """Return an endpoint with what its first answers showed."""
-    # Ours to ask for, but nothing that a user set: a server without it is not odd.
-    told = sorted(client.without - {"chat_template_kwargs"})
-    return replace(
-        endpoint,
-        engine=endpoint.engine + (f" that refuses {', '.join(told)}" if told else ""),
-        without=frozenset(client.without),
-        context=client.context,
-        reported=probe.model,
-        model=_name(model, probe),  # a server at a URL has the last word on which model it is
-    )
-
-
-def _name(model: Model, probe: Completion) -> str:
-    return public_name(probe.model) if model.urls and probe.model else model.model
-
-
-def model_name(model: Model, store: Store) -> str | None:
-    """Return a model's name in rows before it is served, None when only its server knows it."""
-    if not model.urls:
-        return model.model
-    key = key_of(model.fingerprint, PROBE)
-    stored = store.get([key]).get(key)
-    return stored and _name(model, stored)
 
 
 def check_space(folder: Path, rows: int) -> None:

@@ -51,6 +51,7 @@ from pipelines.merging import merge_runs
 from pipelines.prompts import LABEL, Seen, is_refusal, parse, unusable
 from selfsynth import audit as auditing
 from selfsynth import judge as judging
+from selfsynth import options
 from selfsynth.config import ConfigOption
 from selfsynth.errors import DebugOption, SelfsynthError, UsageError, command
 from selfsynth.progress import say
@@ -63,6 +64,7 @@ from selfsynth.serving import (
     Done,
     Request,
     Store,
+    model_name,
     without_system,
 )
 
@@ -633,12 +635,12 @@ LABELS = ("self", "random", "longer")
 @app.callback(invoke_without_command=True, help=__doc__.split("\n\n")[0])
 def main(
     context: typer.Context,
-    model: flags.Model = "embedded",
-    base_url: flags.BaseUrl = None,
-    api_key_env: flags.ApiKeyEnv = None,
-    judge: flags.Judge = None,
-    judge_base_url: flags.JudgeBaseUrl = None,
-    judge_api_key_env: flags.JudgeApiKeyEnv = None,
+    model: options.Model = "embedded",
+    base_url: options.BaseUrl = None,
+    api_key_env: options.ApiKeyEnv = None,
+    judge: options.Judge = None,
+    judge_base_url: options.JudgeBaseUrl = None,
+    judge_api_key_env: options.JudgeApiKeyEnv = None,
     personas: flags.Personas = None,
     no_personas: flags.NoPersonas = False,
     prompts: flags.Prompts = None,
@@ -658,21 +660,21 @@ def main(
     top_p: flags.TopP = None,
     generation_defaults: flags.GenerationDefaults = "paper",
     max_new_tokens: flags.MaxNewTokens = 1024,
-    thinking: flags.Thinking = False,
+    thinking: options.Thinking = False,
     labels: Annotated[
         str, typer.Option(help="self: the judge's; as controls: random, longer")
     ] = "self",
     judge_mode: Annotated[
         str, typer.Option(help="pairwise, rating or yesno; auto: the one that the audit finds best")
     ] = "auto",
-    judge_orders: flags.JudgeOrders = 2,
-    judge_criteria: flags.JudgeCriteria = None,
-    judge_thinking: flags.JudgeThinking = False,
+    judge_orders: options.JudgeOrders = 2,
+    judge_criteria: options.JudgeCriteria = None,
+    judge_thinking: options.JudgeThinking = False,
     audit: Annotated[
         bool, typer.Option("--audit", help="audit the judge although its mode is named")
     ] = False,
     audit_modes: flags.AuditModes = None,
-    audit_prompts: flags.AuditPrompts = None,
+    audit_prompts: options.AuditPrompts = None,
     accept_weak_judge: Annotated[
         bool,
         typer.Option("--accept-weak-judge", help="go on with a judge no better than chance"),
@@ -683,7 +685,7 @@ def main(
     keep_truncated: Annotated[
         bool, typer.Option("--keep-truncated", help="keep answers that the token limit cut")
     ] = False,
-    concurrency: flags.Concurrency = None,
+    concurrency: options.Concurrency = None,
     preview: Annotated[
         int | None, typer.Option(min=1, max=20, help="show so many whole rows, keep nothing")
     ] = None,
@@ -696,18 +698,18 @@ def main(
     price_out: Annotated[
         float, typer.Option(min=0.0, help="price of a million tokens written")
     ] = 0.0,
-    timeout: flags.Timeout = TIMEOUT,
+    timeout: options.Timeout = TIMEOUT,
     batch: flags.Batch = False,
-    max_requests: flags.MaxRequests = None,
-    max_tokens_total: flags.MaxTokensTotal = None,
-    seed: flags.Seed = 0,
-    reuse: flags.Reuse = None,
+    max_requests: options.MaxRequests = None,
+    max_tokens_total: options.MaxTokensTotal = None,
+    seed: options.Seed = 0,
+    reuse: options.Reuse = None,
     output_dir: Annotated[
         Path | None, typer.Option(help="run folder; default runs/sao/<model>-<n>-s<seed>")
     ] = None,
     push_to_hub: flags.PushToHub = False,
     repo_id: flags.RepoId = None,
-    private: flags.Private = False,
+    private: options.Private = False,
     config: ConfigOption = None,
     debug: DebugOption = False,
 ) -> None:
@@ -745,7 +747,7 @@ def main(
         *(model, base_url, api_key_env, judge, judge_base_url, judge_api_key_env, batch)
     )
     language = language and code_of(language)
-    criteria = judge_criteria and flags.read_criteria(judge_criteria)
+    criteria = judge_criteria and options.read_criteria(judge_criteria)
     audited_modes = flags.modes_of(audit_modes, judge_mode)
     rows, personas_origin, prompts_origin = flags.take(
         personas, no_personas, prompts, seed, None if preview else num_prompts
@@ -788,7 +790,7 @@ def main(
         most = auditing.affordable(len(rows) * sum(each.values()), audited_modes, judge_orders)
         prompts_tried = min(len(rows), audit_prompts or most)
         settings = replace(settings, audit={"modes": audited_modes, "prompts": prompts_tried})
-    lent = flags.stores_of(reuse)
+    lent = options.stores_of(reuse)
     target = generation.target_of(
         *(push_to_hub, repo_id, private, repo_name(model, labels)),
         about(len(rows), settings.identity(), {"model_name": model, **languages(settings)}),
@@ -799,7 +801,7 @@ def main(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="selfsynth-")))
         run = stack.enter_context(RunFolder(folder))
         store = stack.enter_context(Store(run.store, lent))
-        names = [generation.model_name(one, store) for one in (generator, judge_model)]
+        names = [model_name(one, store) for one in (generator, judge_model)]
         if None not in names:
             run.check_identity(named(settings, *names).identity())
             if counts := run.complete():
@@ -868,12 +870,12 @@ def main(
 
 @app.command("audit", help="Audit a judge and make nothing else.")
 def audit_alone(
-    model: flags.Model = "embedded",
-    base_url: flags.BaseUrl = None,
-    api_key_env: flags.ApiKeyEnv = None,
-    judge: flags.Judge = None,
-    judge_base_url: flags.JudgeBaseUrl = None,
-    judge_api_key_env: flags.JudgeApiKeyEnv = None,
+    model: options.Model = "embedded",
+    base_url: options.BaseUrl = None,
+    api_key_env: options.ApiKeyEnv = None,
+    judge: options.Judge = None,
+    judge_base_url: options.JudgeBaseUrl = None,
+    judge_api_key_env: options.JudgeApiKeyEnv = None,
     personas: flags.Personas = None,
     no_personas: flags.NoPersonas = False,
     prompts: flags.Prompts = None,
@@ -882,19 +884,19 @@ def audit_alone(
     top_p: flags.TopP = None,
     generation_defaults: flags.GenerationDefaults = "paper",
     max_new_tokens: flags.MaxNewTokens = 1024,
-    thinking: flags.Thinking = False,
-    judge_orders: flags.JudgeOrders = 2,
-    judge_criteria: flags.JudgeCriteria = None,
-    judge_thinking: flags.JudgeThinking = False,
+    thinking: options.Thinking = False,
+    judge_orders: options.JudgeOrders = 2,
+    judge_criteria: options.JudgeCriteria = None,
+    judge_thinking: options.JudgeThinking = False,
     audit_modes: flags.AuditModes = None,
-    audit_prompts: flags.AuditPrompts = AUDITED_ALONE,
-    concurrency: flags.Concurrency = None,
-    timeout: flags.Timeout = TIMEOUT,
+    audit_prompts: options.AuditPrompts = AUDITED_ALONE,
+    concurrency: options.Concurrency = None,
+    timeout: options.Timeout = TIMEOUT,
     batch: flags.Batch = False,
-    max_requests: flags.MaxRequests = None,
-    max_tokens_total: flags.MaxTokensTotal = None,
-    seed: flags.Seed = 0,
-    reuse: flags.Reuse = None,
+    max_requests: options.MaxRequests = None,
+    max_tokens_total: options.MaxTokensTotal = None,
+    seed: options.Seed = 0,
+    reuse: options.Reuse = None,
     output_dir: Annotated[
         Path | None, typer.Option(help="where answers are kept; default runs/audit/<judge>-s<seed>")
     ] = None,
@@ -931,7 +933,7 @@ def audit_alone(
         labels="self",
         judge_mode="auto",
         judge_orders=judge_orders,
-        judge_criteria=judge_criteria and flags.read_criteria(judge_criteria),
+        judge_criteria=judge_criteria and options.read_criteria(judge_criteria),
         judge_thinking=judge_thinking,
         audit={"modes": modes, "prompts": audit_prompts},
         min_margin=0.0,
@@ -940,7 +942,7 @@ def audit_alone(
         mode=default,
     )
     folder = output_dir or Path("runs/audit", f"{slug(judge or model)}-s{seed}")
-    lent = flags.stores_of(reuse)
+    lent = options.stores_of(reuse)
     with RunFolder(folder) as run, Store(run.store, lent) as store:
         serving = generation.served(
             *(run, store, generator, judge_model, concurrency, context_needed(settings, rows)),

@@ -351,6 +351,44 @@ def score(mode: str, completion: Completion) -> float | None:
     return first - second
 
 
+def win_probability(
+    mode: str, completions: Sequence[Completion]
+) -> tuple[float | None, str | None]:
+    """Return the probability, by the judge, that the first of two responses is the better one.
+
+    `pairwise` and `yesno`: logistic(margin), the margin being in log-odds. `rating`: the
+    probability that a digit drawn for the first is the higher, ties counted half. Where verdicts
+    come in words it is 1, 0, or 0.5 for a tie.
+
+    Args:
+        completions: the answers to `requests` of two responses, in their order.
+
+    Returns:
+        The probability, or None with the reason why there is none (`selfsynth.schema.REASONS`).
+    """
+    judged = read(mode, completions)
+    if judged.reason not in (None, "verdict_tie"):
+        return None, judged.reason
+    if judged.margin is None:
+        return {0: 1.0, 1: 0.0}.get(judged.winner, 0.5), None
+    if mode != "rating":
+        return 1 / (1 + math.exp(-max(-700.0, min(700.0, judged.margin)))), None
+    ours, theirs = (_digits(one) for one in completions)
+    won = sum(p * q for one, p in ours.items() for two, q in theirs.items() if one > two)
+    tied = sum(p * theirs.get(one, 0.0) for one, p in ours.items())
+    return min(1.0, won + tied / 2), None
+
+
+def _digits(completion: Completion) -> dict[str, float]:
+    """Return the distribution over a rating's digits."""
+    found = _choice_logprobs(
+        [(token, max(value, IMPOSSIBLE)) for token, value in completion.top_logprobs],
+        _CHOICES["rating"],
+    )
+    weights = {digit: math.exp(value) for digit, value in found.items()}
+    return {digit: weight / sum(weights.values()) for digit, weight in weights.items()}
+
+
 def _choice_logprobs(listed: Sequence[Sequence], choices: Sequence[str]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for token, logprob in listed:

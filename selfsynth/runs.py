@@ -19,7 +19,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -37,17 +37,29 @@ _WORK = "work-"  # what the folders of workers are called, in a run's requests
 class RunFolder:
     """A locked run folder; use it as a context manager.
 
+    Args:
+        path: the folder, made where there is none.
+        last: the file with which, and only with which, what the command makes is finished.
+        files, folders: what else it makes, by name.
+
     Raises:
         SelfsynthError: another command holds the folder, or it cannot be written.
         UsageError: the path is not a folder, or a folder that is no run.
     """
 
-    def __init__(self, path: Path):
+    def __init__(
+        self,
+        path: Path,
+        last: str = "README.md",
+        files: Sequence[str] = ("provenance.json",),
+        folders: Sequence[str] = ("data", "assets"),
+    ):
         self.path = Path(path)
+        self._files, self._folders = files, folders
         self.requests = self.path / "requests"
         self.store = self.requests / "store.sqlite"
         self.log = self.path / "run.log"
-        self.card = self.path / "README.md"
+        self.card = self.path / last
         self.provenance = self.path / "provenance.json"
 
     def __enter__(self) -> "RunFolder":
@@ -214,25 +226,24 @@ class RunFolder:
         """Return an empty folder in which the parts of a finished dataset are made."""
         stage = self._stage
         shutil.rmtree(stage, ignore_errors=True)
-        (stage / "assets").mkdir(parents=True)
-        (stage / "data").mkdir()
+        for name in self._folders:
+            (stage / name).mkdir(parents=True)
         return stage
 
     def finish(self, stage: Path) -> None:
-        """Move what was staged into place: data, assets, provenance, and the card last."""
+        """Move what was staged into place: folders, files, and last what says that it is whole."""
         too_late_to_stop()
         self._remove_dataset()
-        for name in ("data", "assets"):
+        for name in (*self._folders, *self._files):
             os.rename(stage / name, self.path / name)
-        os.replace(stage / "provenance.json", self.provenance)
         (self.requests / "ledger.parquet").unlink(missing_ok=True)
-        os.replace(stage / "README.md", self.card)
+        os.replace(stage / self.card.name, self.card)
         shutil.rmtree(stage)
 
     def _remove_dataset(self) -> None:
-        self.card.unlink(missing_ok=True)
-        self.provenance.unlink(missing_ok=True)
-        for name in ("data", "assets"):
+        for name in (self.card.name, *self._files):
+            (self.path / name).unlink(missing_ok=True)
+        for name in self._folders:
             if (self.path / name).exists():
                 shutil.rmtree(self.path / name)
 

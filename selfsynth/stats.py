@@ -2,7 +2,8 @@
 
 Wilson's score interval for a rate; the percentile bootstrap for a mean, and its paired form for
 the difference of two systems that answered the same prompts; McNemar's test for paired right and
-wrong, Holm's correction for several tests, and the difference that so many prompts could show.
+wrong, flipped signs for other pairs, Holm's correction for several tests, and the difference that
+so many prompts could show.
 """
 
 import math
@@ -109,6 +110,25 @@ def mcnemar(ours: Sequence[bool], theirs: Sequence[bool]) -> float:
         tail += term
         term = term * (n - k) // (k + 1)
     return min(1.0, 2 * tail / 2**n)
+
+
+def sign_flips(differences: Sequence[float], seed: int = 0, resamples: int = 10_000) -> float:
+    """Return the two-sided p-value of paired differences with mean zero, by flipping their signs.
+
+    If neither system is better, each difference, of shape (n,), is as likely with the other sign.
+    p = (1 + the flips whose mean is at least as far from zero) / (1 + flips), so it is never zero
+    (Fisher 1935, The Design of Experiments, section 21; Phipson & Smyth 2010, equation 2). Where
+    all differences are zero, or there are none, it is 1.
+    """
+    data = np.asarray(differences, dtype=np.float64)
+    if not data.any():
+        return 1.0
+    generator, reached = np.random.default_rng(seed), 0
+    limit = abs(data.sum()) * (1 - 1e-12)
+    for rows in _slices(resamples, data.size):
+        signs = generator.integers(2, size=(rows, data.size), dtype=np.int8) * 2 - 1
+        reached += int((np.abs(signs @ data) >= limit).sum())
+    return (1 + reached) / (1 + resamples)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

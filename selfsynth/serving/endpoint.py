@@ -25,7 +25,7 @@ from selfsynth.serving.weights import (
     fetch_embedded,
     fetch_gguf,
     folder_sha256,
-    has_chat_template,
+    chat_template_of,
     sha256_of,
 )
 
@@ -209,7 +209,7 @@ def serve(
         start = vllm(model.hub_id, model.revision, context, share, log, own_sampling)
     say(f"starting an engine for {model.spec}")
     with start as engine:
-        if model.by_llama and not has_chat_template(gguf):
+        if model.by_llama and not chat_template_of(gguf):
             raise SelfsynthError(
                 f"{model.spec} has no chat template: it is a base model, or was converted without"
             )

@@ -162,14 +162,20 @@ def sha256_of(path: Path) -> str:
     return digest
 
 
-def has_chat_template(gguf: Path) -> bool:
-    """Whether a GGUF says how a conversation is written; llama.cpp would guess where it does not.
+def chat_template_of(gguf: Path) -> str | None:
+    """Return how a GGUF says a conversation is written; llama.cpp would guess where it does not.
 
     Looks for the key in the file's head, which ends where the tensors begin (its vocabulary may
-    take some megabytes).
+    take some megabytes). Behind it stand the value's type (8 for text) and length, little-endian.
     """
+    key = b"tokenizer.chat_template"
     with gguf.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as head:
-        return head.find(b"tokenizer.chat_template", 0, 64 << 20) >= 0
+        place = head.find(key + (8).to_bytes(4, "little"), 0, 64 << 20)
+        if place < 0:
+            return None
+        start = place + len(key) + 12
+        length = int.from_bytes(head[start - 8 : start], "little")
+        return head[start : start + length].decode("utf-8", "replace")
 
 
 def folder_sha256(folder: Path) -> str:
