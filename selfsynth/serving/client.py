@@ -499,7 +499,7 @@ def body_of(name: str, request: Request, without: Collection[str] = ()) -> dict[
     if SYSTEM in without:
         messages = without_system(messages)
     body = {"model": name, "messages": messages, "seed": request.seed}
-    body |= {"temperature": request.temperature, "top_p": request.top_p}
+    body |= {"temperature": request.temperature, "top_p": request.top_p, "stop": request.stop}
     body = {one: value for one, value in body.items() if value is not None}
     # What Qwen, GLM and others read in their chat templates; the rest ignore it.
     body["chat_template_kwargs"] = {"enable_thinking": request.thinking}
@@ -545,7 +545,7 @@ def refused_parameter(data: bytes, body: Mapping) -> str | None:
         named = None
     # The longer names first: one is a part of another.
     known = ("top_logprobs", "logprobs", SUCCESSOR, "max_tokens", "temperature", "top_p", "seed")
-    known = (*known, "chat_template_kwargs")
+    known = (*known, "chat_template_kwargs", "stop")
     mentioned = [one for one in known if re.search(rf"\b{one}\b", said)]
     for one in [named, *mentioned]:
         if one == "top_logprobs" and body.get(one, 0) <= FEW_LOGPROBS:

@@ -24,6 +24,7 @@ class Request(NamedTuple):
         top_logprobs: alternatives to the first token of the answer, 0 for none.
         repeat: makes the same request a new one: the judge audit asks some verdicts again.
         thinking: whether the model may think before it answers, where it is one that can.
+        stop: texts at which the answer ends, without them; None for none.
     """
 
     messages: list[dict[str, str]]
@@ -34,6 +35,7 @@ class Request(NamedTuple):
     top_logprobs: int = 0
     repeat: int = 0
     thinking: bool = False
+    stop: list[str] | None = None
 
 
 class Completion(NamedTuple):
