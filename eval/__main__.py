@@ -1,9 +1,9 @@
 """Is a model better to talk to than its base, and did it forget anything?
 
-    python -m eval run MODEL --against BASE --judge JUDGE --output-dir reports/x
-    python -m eval compare REPORT_A REPORT_B              # two reports, prompt by prompt
-    python -m eval gate REPORT --max-drop gsm8k=2         # exit 3 where it lost too much
-    python -m eval score ANNOTATIONS.json                 # any file of AlpacaEval annotations
+python -m eval run MODEL --against BASE --judge JUDGE --output-dir reports/x
+python -m eval compare REPORT_A REPORT_B              # two reports, prompt by prompt
+python -m eval gate REPORT --max-drop gsm8k=2         # exit 3 where it lost too much
+python -m eval score ANNOTATIONS.json                 # any file of AlpacaEval annotations
 """
 
 from selfsynth.early import stop_at_once
@@ -14,14 +14,12 @@ if __name__ == "__main__":
 import json
 import math
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from eval import alpaca, comparison, results, running, tasks
+from eval import alpaca, comparison, running, tasks
 from eval import gate as gates
 from eval.annotators import OFFICIAL
 from eval.asking import Asker
@@ -294,11 +292,11 @@ def gate(
     for one in outcomes:
         say(f"{one.verdict}: {one.reason}")
     verdicts = [one.verdict for one in outcomes]
-    _print({"passed": set(verdicts) == {gates.PASSED}, "rules": [one._asdict() for one in outcomes]})
-    unclear = 0 if allow_unclear else 4
-    raise typer.Exit(
-        3 if gates.FAILED in verdicts else unclear if gates.UNCLEAR in verdicts else 0
+    _print(
+        {"passed": set(verdicts) == {gates.PASSED}, "rules": [one._asdict() for one in outcomes]}
     )
+    unclear = 0 if allow_unclear else 4
+    raise typer.Exit(3 if gates.FAILED in verdicts else unclear if gates.UNCLEAR in verdicts else 0)
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -93,8 +93,9 @@ def _win(name: str, metric: Mapping[str, Any], least: float) -> Outcome:
     rule, rate = f"--min-win {name}={least:g}", metric["model"]
     if unknown := _unknown(metric, rate):
         return Outcome(rule, UNCLEAR, f"{name}: {unknown}")
-    said = f"{name} is {rate['value']:.2f} ({rate['low']:.2f} to {rate['high']:.2f}, n = {rate['n']:,})"
-    if rate["low"] >= least:
+    low, high = rate["low"], rate["high"]
+    said = f"{name} is {rate['value']:.2f} ({low:.2f} to {high:.2f}, n = {rate['n']:,})"
+    if low >= least:
         return Outcome(rule, PASSED, said)
     if rate["value"] < least:
         return Outcome(rule, FAILED, f"{said}: below {least:g}")

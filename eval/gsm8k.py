@@ -17,7 +17,9 @@ _MARKED = (
     re.compile(rf"\*\*\s*({_NUMBER})\s*[%.]?(?:\s+[A-Za-z]+)?\s*[.!]?\s*\*\*"),
 )
 _ANY = re.compile(rf"(?<![\w.,])({_NUMBER})(?![\w])|({_NUMBER})")
-_YEAR = re.compile(r"(?i)\b(?:in|since|by|of|until|before|after|during|from)\s+(?:19|20)\d\d\b(?!,?\d)")
+_YEAR = re.compile(
+    r"(?i)\b(?:in|since|by|of|until|before|after|during|from)\s+(?:19|20)\d\d\b(?!,?\d)"
+)
 _LONGEST = 20_000  # characters: an answer stands at the end
 
 

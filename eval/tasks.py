@@ -384,11 +384,10 @@ def _failing_as(what: str) -> Iterator[None]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what lm-eval and datasets print, log and warn of; progress is shown by whoever asks."""
+    """Without what lm-eval and datasets print, log and warn of."""
     import datasets
 
-    before = logging.root.manager.disable
-    bars = datasets.is_progress_bar_enabled() if hasattr(datasets, "is_progress_bar_enabled") else True
+    before, bars = logging.root.manager.disable, datasets.is_progress_bar_enabled()
     logging.disable(logging.ERROR)
     datasets.disable_progress_bars()
     try:

@@ -384,10 +384,10 @@ def mean_cells(mean: Estimate | None) -> str:
     return f"{mean.value:,.1f} | {mean.low:,.1f} to {mean.high:,.1f} | {mean.n:,}"
 
 
-def environment() -> Environment:
-    """Return the Jinja environment of all cards: the templates, and the filters they use."""
+def environment(templates: Path = Path(__file__).parent / "templates") -> Environment:
+    """Return a Jinja environment for Markdown: a folder's templates, the cards' filters."""
     made = Environment(  # noqa: S701 - Markdown: `inline` and `fenced` see to escaping
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=FileSystemLoader(templates),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -403,6 +403,7 @@ def environment() -> Environment:
         "quoted": quoted,
         "rate_cells": rate_cells,
         "text_of": text_of,
+        "visible": visible,
     }
     return made
 

@@ -7,6 +7,7 @@ here touches global state or needs a screen.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -26,7 +27,7 @@ def draw_ledger(path: Path, kept: int, dropped: Mapping[str, int]) -> None:
     """Draw what became of all rows: a bar for the pairs kept and one for every drop reason."""
     outcomes = {"kept": kept, **dropped}
     asked = sum(outcomes.values())
-    figure, axes = _figure(height=1.7 + 0.42 * len(outcomes))
+    figure, axes = new_figure(height=1.7 + 0.42 * len(outcomes))
     colours = [BLUE] + [GREY] * len(dropped)
     bars = axes.barh(list(outcomes), list(outcomes.values()), color=colours, height=0.7)
     axes.bar_label(
@@ -37,12 +38,12 @@ def draw_ledger(path: Path, kept: int, dropped: Mapping[str, int]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("rows")
     axes.set_title(f"What became of the {asked:,} rows asked for", loc="left")
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_margins(path: Path, margins: Sequence[float], unit: str) -> None:
     """Draw how far apart the judge put chosen and rejected, as a histogram with its median."""
-    figure, axes = _figure()
+    figure, axes = new_figure()
     axes.hist(margins, bins=_edges(margins, start=0.0), color=BLUE, edgecolor="white")
     median = float(np.median(margins))
     axes.axvline(median, color="black", linestyle="--", label=f"median {median:.3g}")
@@ -51,12 +52,12 @@ def draw_margins(path: Path, margins: Sequence[float], unit: str) -> None:
     axes.set_xlabel(f"judge_margin ({unit})")
     axes.set_ylabel("pairs")
     axes.set_title(f"Margin of chosen over rejected (n = {len(margins):,} pairs)", loc="left")
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_lengths(path: Path, chosen: Sequence[int], rejected: Sequence[int], unit: str) -> None:
     """Draw the lengths of chosen and rejected responses, one histogram over the other."""
-    figure, axes = _figure()
+    figure, axes = new_figure()
     edges = _edges([*chosen, *rejected], whole=True)
     axes.hist(rejected, bins=edges, color=ORANGE, alpha=0.45)
     # Outlines in two styles: where the areas overlap they still tell the series apart.
@@ -72,7 +73,7 @@ def draw_lengths(path: Path, chosen: Sequence[int], rejected: Sequence[int], uni
     axes.set_xlabel(f"length of the response ({unit})")
     axes.set_ylabel("responses")
     axes.set_title(f"Length of chosen and rejected (n = {len(chosen):,} pairs)", loc="left")
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_loss(path: Path, history: Sequence[Mapping[str, float]]) -> None:
@@ -101,7 +102,7 @@ def _draw_steps(
     unit: str,
     title: str,
 ) -> None:
-    figure, axes = _figure()
+    figure, axes = new_figure()
     for (name, (key, colour)), style in zip(series.items(), ("-", "--"), strict=True):
         points = [(one["step"], one[key]) for one in history if key in one]
         if points:
@@ -114,10 +115,11 @@ def _draw_steps(
     axes.set_xlabel("step")
     axes.set_ylabel(unit)
     axes.set_title(title, loc="left")
-    _save(figure, path)
+    save(figure, path)
 
 
-def _figure(height: float = 4.6) -> tuple[Figure, Axes]:
+def new_figure(height: float = 4.6) -> tuple[Figure, Axes]:
+    """Return an empty picture, `height` inches high, and its axes."""
     figure = Figure(figsize=(WIDTH, height), dpi=DOTS_PER_INCH, layout="constrained",
                     facecolor="white")  # fmt: skip
     axes = figure.add_subplot()
@@ -141,7 +143,8 @@ def _edges(values: Sequence[float], start: float | None = None, whole: bool = Fa
     return np.linspace(low, high if high > low else low + 1, bins + 1)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path | BinaryIO) -> None:
+    """Write a picture as PNG, its letters all of one size."""
     axes = figure.axes[0]
     axes.title.set_size(15)
     for label in (axes.xaxis.label, axes.yaxis.label):

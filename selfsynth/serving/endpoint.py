@@ -22,10 +22,10 @@ from selfsynth.serving.engines import Engine, llama, vllm
 from selfsynth.serving.weights import (
     EMBEDDED,
     Embedded,
+    chat_template_of,
     fetch_embedded,
     fetch_gguf,
     folder_sha256,
-    chat_template_of,
     sha256_of,
 )
 
