@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from selfsynth.progress import Progress, duration, say
@@ -117,12 +118,15 @@ class Asker:
         Args:
             what: what is asked for, to show how far it is.
         """
-        before = replace(self.done)
+        stage = Done()
         try:
-            return asyncio.run(self._run(what, job, None))
+            found = asyncio.run(job(partial(self._from_store, stage)))
         except _NotStored:
-            self.done = before
-        return asyncio.run(self._run(what, job, self._served()))
+            stage = Done()
+            found = asyncio.run(self._run(what, job, self._served(), stage))
+        for name, count in vars(stage).items():
+            setattr(self.done, name, getattr(self.done, name) + count)
+        return found
 
     def _served(self) -> Checked:
         if self._checked is None:
@@ -134,9 +138,7 @@ class Asker:
             )
         return self._checked
 
-    async def _run(self, what: str, job: Callable, checked: Checked | None) -> T:
-        if checked is None:
-            return await job(self._from_store)
+    async def _run(self, what: str, job: Callable, checked: Checked, stage: Done) -> T:
         endpoint, limit = checked.endpoint, asyncio.Semaphore(self.concurrency)
         began = time.monotonic()
         async with Client(endpoint, self.store, limit, self.timeout, budget=self.budget) as client:
@@ -145,16 +147,16 @@ class Asker:
                 # The same request in two places is one, and counts as one.
                 keys = [key_of(endpoint.fingerprint, request) for request in requests]
                 distinct = dict(zip(keys, requests, strict=True))
-                self.done.expected += len(distinct)
-                answers = await client.complete(list(distinct.values()), self.done.add)
+                stage.expected += len(distinct)
+                answers = await client.complete(list(distinct.values()), stage.add)
                 found = dict(zip(distinct, answers, strict=True))
                 return [found[key] for key in keys]
 
             def state() -> str:
                 seconds = time.monotonic() - began
                 pace = client.usage.completion_tokens / seconds
-                line = f"{what} {self.done.done:,}/{self.done.expected:,} · {pace:.0f} tokens/s"
-                if client.usage.sent and (left := self.done.expected - self.done.done):
+                line = f"{what} {stage.done:,}/{stage.expected:,} · {pace:.0f} tokens/s"
+                if client.usage.sent and (left := stage.expected - stage.done):
                     line += f" · {duration(left * seconds / client.usage.sent)} left"
                 return line
 
@@ -180,13 +182,13 @@ class Asker:
                 )
             return found
 
-    async def _from_store(self, requests: Sequence[Request]) -> Sequence[Completion]:
+    async def _from_store(self, stage: Done, requests: Sequence[Request]) -> Sequence[Completion]:
         keys = [key_of(self.model.fingerprint, request) for request in requests]
         stored = self.store.get(keys)
         if any(key not in stored for key in keys):
             raise _NotStored
         distinct = {key: stored[key] for key in keys}
-        self.done.expected += len(distinct)
+        stage.expected += len(distinct)
         for answer in distinct.values():
-            self.done.add(answer)
+            stage.add(answer)
         return [stored[key] for key in keys]

@@ -14,6 +14,7 @@ import pyarrow as pa
 from jinja2 import Environment
 
 from eval import breakdown, pictures
+from eval.results import SAME
 from hub_cards.cards import environment, flat
 from selfsynth import audit as auditing
 from selfsynth.runs import write_whole
@@ -113,10 +114,26 @@ def _environment() -> Environment:
     made.filters |= {
         "fixed": fixed,
         "interval": interval,
+        "remarks": remarks,
         "shortened": shortened,
         "signed": signed,
     }
     return made
+
+
+def remarks(metric: Mapping[str, Any]) -> list[str]:
+    """Return what must be known beside a metric's verdict, a few words each."""
+    found = [f"not to be believed: {metric['doubt']}"] if metric["doubt"] else []
+    if metric["why"]:
+        found.append(metric["why"])
+    moved, least = metric["difference"], metric["smallest_difference"]
+    if metric["verdict"] == SAME and not moved["low"] <= 0 <= moved["high"]:
+        found.append(f"p = {metric['p_holm'] or metric['p']:.2g} over all measures")
+    elif metric["verdict"] == SAME and least is not None:
+        found.append(f"this n would have shown {fixed(least)} points")
+    if metric["missing"]:
+        found.append(f"{metric['missing']:,} missing")
+    return found
 
 
 def fixed(value: float | None) -> str:

@@ -14,13 +14,14 @@ import hashlib
 import io
 import json
 import logging
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
@@ -342,13 +343,19 @@ def likelihood(
 
 
 def _evaluate(loaded: Loaded, model: Any, templated: bool = True) -> dict[str, list[dict]]:
-    """Return lm-eval's samples by part, each in the order of the items asked."""
-    from lm_eval import simple_evaluate
+    """Return lm-eval's samples by part, each in the order of the items asked.
 
+    Of `simple_evaluate` this is the part that evaluates: tasks and model are there already, and the
+    rest of it describes the machine, which `selfsynth.provenance` does.
+    """
+    from lm_eval import evaluate
+
+    for name in ("generate_until", "loglikelihood"):  # of these the progress is to be seen
+        setattr(model, name, _aloud(getattr(model, name), sys.stderr))
     with _quietly():
-        found = simple_evaluate(
+        found = evaluate(
             model,
-            tasks=list(loaded.parts.values()),
+            task_dict={"tasks": loaded.parts, "groups": {}, "group_map": {}},
             samples=loaded.samples,
             apply_chat_template=templated,
             fewshot_as_multiturn=templated,
@@ -382,6 +389,16 @@ def _failing_as(what: str) -> Iterator[None]:
         raise SelfsynthError(f"{what} cannot be loaded: {line}") from error
 
 
+def _aloud(method: Callable, stderr: TextIO) -> Callable:
+    """Return a method that writes to `stderr` though `_quietly` holds."""
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        with contextlib.redirect_stderr(stderr):
+            return method(*arguments, **named)
+
+    return called
+
+
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Without what lm-eval and datasets print, log and warn of."""
@@ -391,7 +408,11 @@ def _quietly() -> Iterator[None]:
     logging.disable(logging.ERROR)
     datasets.disable_progress_bars()
     try:
-        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
+        with (
+            warnings.catch_warnings(action="ignore"),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
             yield
     finally:
         logging.disable(before)
