@@ -69,7 +69,7 @@ class Annotator(NamedTuple):
         """Return a verdict: a row of `verdicts.parquet`."""
         verdict = {
             **pair._asdict(),
-            "id": hashlib.sha256(pair.instruction.encode()).hexdigest()[:16],
+            "id": id_of(pair.instruction),
             "preference": None,
             "reason": "response_missing",
             "scores": [],
@@ -87,6 +87,11 @@ class Annotator(NamedTuple):
             "reason": reason,
             "scores": [judge.score(self.mode, one) if heard else None for one in completions],
         }
+
+
+def id_of(text: str) -> str:
+    """Return an instruction's id in the tables of a report."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def seed_of(seed: int, text: str) -> int:

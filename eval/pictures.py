@@ -56,7 +56,8 @@ def draw_win_rate_by_length(
         if not len(lengths):
             continue
         shown = np.clip(lengths, SHORTEST, LONGEST)
-        axes.scatter(shown, rates, s=9, color=colour, alpha=0.15, marker=marker, linewidths=0)
+        faint = 0.5 if len(lengths) < 100 else 0.15
+        axes.scatter(shown, rates, s=9, color=colour, alpha=faint, marker=marker, linewidths=0)
         # A little aside of each other, so that intervals do not cover one another.
         places = np.clip([one.length for one in bins], SHORTEST, LONGEST) * aside
         middle = np.array([one.rate.value for one in bins])

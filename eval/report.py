@@ -128,8 +128,10 @@ def remarks(metric: Mapping[str, Any]) -> list[str]:
         found.append(metric["why"])
     moved, least = metric["difference"], metric["smallest_difference"]
     if metric["verdict"] == SAME and not moved["low"] <= 0 <= moved["high"]:
-        found.append(f"p = {metric['p_holm'] or metric['p']:.2g} over all measures")
-    elif metric["verdict"] == SAME and least is not None:
+        corrected = metric["p_holm"] is not None
+        p = metric["p_holm"] if corrected else metric["p"]
+        found.append(f"p = {p:.2g}{' after the correction' if corrected else ''}")
+    elif metric["verdict"] == SAME and least:
         found.append(f"this n would have shown {fixed(least)} points")
     if metric["missing"]:
         found.append(f"{metric['missing']:,} missing")

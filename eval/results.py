@@ -33,9 +33,9 @@ NO_LOGPROBS = "no prompt log-probabilities"
 LABELS = {
     "alpaca_lc": "AlpacaEval 2.0, length-controlled win rate",
     "alpaca": "AlpacaEval 2.0, win rate",
-    "alpaca_matched": "win rate where lengths are about equal",
-    "alpaca_vs_base": "against the base, win rate",
-    "alpaca_vs_base_matched": "against the base, where lengths are about equal",
+    "alpaca_matched": "Win rate where lengths are about equal",
+    "alpaca_vs_base": "Against the base, win rate",
+    "alpaca_vs_base_matched": "Against the base, where lengths are about equal",
     "gsm8k": "GSM8K, accuracy",
     "gsm8k_strict": "GSM8K, strict match",
     "gsm8k_flexible": "GSM8K, flexible extract",

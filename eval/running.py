@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from eval import results, tasks
 from eval.alpaca import Questions
-from eval.annotators import OFFICIAL, Annotator, Pair, position, seed_of
+from eval.annotators import OFFICIAL, Annotator, Pair, id_of, position, seed_of
 from eval.asking import Asker
 from eval.report import write_report
 from selfsynth import audit as auditing
@@ -130,7 +130,7 @@ def _answer_row(system: str, text: str, answer: Completion) -> dict[str, Any]:
     return {
         "system": system,
         "task": ALPACA,
-        "id": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "id": id_of(text),
         "prompt": text,
         "answer": answer.text,
         "finish_reason": answer.finish_reason,
@@ -181,7 +181,8 @@ def audit_judge(
         auditing.Answer(prompt, answer, seed_of(settings.seed, prompt))
         for prompt, answer in found.items()
     ]
-    some.sort(key=lambda answer: not auditing.has_all_contrasts(answer.response))
+    # By the prompt alone, so that another --limit audits the judge on the same ones.
+    some.sort(key=lambda one: (not auditing.has_all_contrasts(one.response), id_of(one.prompt)))
     most = settings.audit_prompts or auditing.affordable(2 * pairs, modes, 2)
     say(f"the judge is audited on {min(most, len(some))} prompts in mode {', '.join(modes)}")
     audited = asker.work(
@@ -562,7 +563,8 @@ def results_of(
         "lm_eval_version": versions["lm_eval"] if loaded else None,
         "metrics": metrics,
     }
-    return found | {"notes": notes_of(found, answers, verdicts) + [f"{one}." for one in said]}
+    notes = notes_of(found, answers, verdicts)
+    return found | {"notes": notes + [f"{one[0].upper()}{one[1:]}." for one in said]}
 
 
 def tell(run: RunFolder, found: Mapping[str, Any]) -> None:
