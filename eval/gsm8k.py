@@ -34,13 +34,15 @@ def read_number(text: str | None) -> str | None:
         for found in reversed(marked.findall(text)):
             if (number := normal(found)) is not None:
                 return number
-    for line in reversed(re.split(r"\n|(?<=[.!?])\s", text)):
-        plain = _YEAR.sub(" ", line)
-        for part in (plain.rpartition("=")[2] if "=" in plain else "", plain, line):
-            numbers = [one for match in _ANY.finditer(part) if (one := normal(match[0]))]
-            if numbers:
-                # Behind a "=" the result comes first: "= 18 dollars for 3 days".
-                return numbers[0 if "=" in plain and part is not plain and part is not line else -1]
+    # A year is a result only where there is nothing else.
+    for plain in (_YEAR.sub(" ", text), text):
+        for line in reversed(re.split(r"\n|(?<=[.!?])\s", plain)):
+            before, sign, behind = line.rpartition("=")
+            # Behind a "=" the result comes first: "= 18 dollars for 3 days".
+            for part, place in ((behind, 0), (before, -1)) if sign else ((line, -1),):
+                numbers = [one for match in _ANY.finditer(part) if (one := normal(match[0]))]
+                if numbers:
+                    return numbers[place]
     return None
 
 

@@ -46,8 +46,8 @@ def in_process(capsys):
 
     def run(app, *arguments, status=0):
         try:
-            app([str(one) for one in arguments], standalone_mode=False)
-            ended = 0
+            # Typer hands back the status of a typer.Exit.
+            ended = app([str(one) for one in arguments], standalone_mode=False) or 0
         except BaseException as error:
             ended = report(error)
         said = capsys.readouterr()
