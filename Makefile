@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: sao loop test lint bench
+.PHONY: sao loop test lint browser bench
 
 sao: $(VENV)/sao
 	$(BIN)/python pipelines/sao.py --num-prompts $(PROMPTS) --max-new-tokens 512 \
@@ -28,12 +28,22 @@ loop: $(VENV)/test
 	    --max-new-tokens 200 --keep-truncated --judge-mode rating --seed 1 \
 	    --output-dir $(LOOP)/round-2
 
-test: $(VENV)/test lint
+test: $(VENV)/test lint browser
 	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal
 
 lint: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# The page of a report is opened in Debian's Chromium, where it is or can be installed.
+browser:
+	@has() { command -v chromium >/dev/null && command -v chromedriver >/dev/null; }; \
+	if ! has && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo 'installing chromium, which opens the pages of reports'; \
+	  (apt-get update && apt-get install --yes --no-install-recommends \
+	    chromium chromium-driver) >/dev/null 2>&1; \
+	fi; \
+	has || echo 'without chromium and chromium-driver the tests of pages are left out'
 
 bench: $(VENV)/test
 	@for name in resume own_cost growth verdict_cost publish training engine_busy; do \
