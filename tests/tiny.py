@@ -99,6 +99,30 @@ def tokens(architecture):
     return vocabulary, [" ".join(merge) for merge in state["merges"]]
 
 
+def tokenizer_of(architecture="qwen2", template=TEMPLATE, **special):
+    """A fast BPE tokenizer of the tiny models, with a chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary, merges = tokens(architecture)
+    ids = {token: number for number, token in enumerate(vocabulary)}
+    made = Tokenizer(models.BPE(ids, [tuple(merge.split(" ")) for merge in merges]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(SPECIAL)
+    special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", **special}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **special)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def save_model(folder):
+    """Save a tiny Qwen2 and its tokenizer, and return the folder."""
+    model_of("qwen2").save_pretrained(folder)
+    tokenizer_of().save_pretrained(folder)
+    return folder
+
+
 def kind_of(token):
     """llama.cpp's kinds of tokens: 1 text, 2 unknown, 3 control, 6 byte."""
     if token == "<unk>":

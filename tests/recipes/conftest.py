@@ -14,30 +14,10 @@ from tests import tiny
 from tests.hub_cards.test_cards import make_rows, write
 
 
-def tokenizer_of(architecture="qwen2", template=tiny.TEMPLATE, **special):
-    """A fast BPE tokenizer of the tiny models, with a chat template."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary, merges = tiny.tokens(architecture)
-    ids = {token: number for number, token in enumerate(vocabulary)}
-    made = Tokenizer(models.BPE(ids, [tuple(merge.split(" ")) for merge in merges]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(tiny.SPECIAL)
-    special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", **special}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **special)
-    tokenizer.chat_template = template
-    return tokenizer
-
-
 @pytest.fixture(scope="session")
 def base(tmp_path_factory):
     """A folder with a tiny Qwen2 and its tokenizer."""
-    folder = tmp_path_factory.mktemp("tiny") / "base"
-    tiny.model_of("qwen2").save_pretrained(folder)
-    tokenizer_of().save_pretrained(folder)
-    return folder
+    return tiny.save_model(tmp_path_factory.mktemp("tiny") / "base")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from recipes.data import REASONS, Template, check_pairs, fit_tokenizer, table_of
 from selfsynth.errors import SelfsynthError, UsageError
 from tests import tiny
-from tests.recipes.conftest import tokenizer_of
 
 USER = [{"role": "user", "content": "Why is the sky blue?"}]
 GOOD = [{"role": "assistant", "content": "Air scatters blue light."}]
@@ -29,7 +28,7 @@ def rows_of(*rows):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return tokenizer_of()
+    return tiny.tokenizer_of()
 
 
 # ---------------------------------------------------------------- what is learned
@@ -74,7 +73,7 @@ TURNS = (
     ],
 )  # fmt: skip
 def test_other_chat_formats(template, special, prompt, chosen):
-    tokenizer = tokenizer_of(template=template, **special)
+    tokenizer = tiny.tokenizer_of(template=template, **special)
     (row,) = check_pairs(rows_of((USER, GOOD, BAD)), tokenizer, 512).rows
     assert tokenizer.decode(row["prompt_ids"]).startswith(prompt)
     assert tokenizer.decode(row["chosen_ids"]).endswith(chosen)
@@ -95,12 +94,12 @@ def test_other_chat_formats(template, special, prompt, chosen):
 )  # fmt: skip
 def test_templates_that_cannot_be_used(template, words):
     with pytest.raises(SelfsynthError, match=words):
-        Template(tokenizer_of(template=template))
+        Template(tiny.tokenizer_of(template=template))
 
 
 def test_a_row_that_the_template_refuses_is_named():
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    tokenizer = tokenizer_of(template=refuses + tiny.TEMPLATE)
+    tokenizer = tiny.tokenizer_of(template=refuses + tiny.TEMPLATE)
     rows = rows_of((USER, GOOD, BAD), ([{"role": "system", "content": "x"}, *USER], GOOD, BAD))
     with pytest.raises(SelfsynthError, match=r"row 1: the chat template refuses .*: no system"):
         check_pairs(rows, tokenizer, 300)
@@ -108,12 +107,12 @@ def test_a_row_that_the_template_refuses_is_named():
 
 def test_a_tokenizer_without_eos():
     with pytest.raises(SelfsynthError, match="no EOS token"):
-        Template(tokenizer_of(eos_token=None))
+        Template(tiny.tokenizer_of(eos_token=None))
 
 
 @pytest.mark.parametrize("pad", ["<|im_end|>", None])
 def test_padding_is_never_eos(pad):
-    tokenizer = tokenizer_of(pad_token=pad)
+    tokenizer = tiny.tokenizer_of(pad_token=pad)
     said = fit_tokenizer(tokenizer)
     assert "now <|endoftext|>" in said and tokenizer.pad_token_id == 0
     assert fit_tokenizer(tokenizer) is None
@@ -245,7 +244,7 @@ texts = st.text(st.characters(codec="utf-8"), max_size=40)
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(texts, texts, texts), min_size=1, max_size=6))
 def test_every_row_is_kept_or_dropped(rows):
-    tokenizer = tokenizer_of()
+    tokenizer = tiny.tokenizer_of()
     data = rows_of(*(([{"role": "user", "content": a}], answer(b), answer(c)) for a, b, c in rows))
     checked = check_pairs(data, tokenizer, 120)
     counts = checked.counts

@@ -13,7 +13,7 @@ from recipes.data import check_pairs
 from recipes.reward import accuracies
 from recipes.trainers import ChosenSFTTrainer, PairDPOTrainer, PairRewardTrainer, SimPOTrainer
 from tests import tiny
-from tests.recipes.conftest import provenance, tokenizer_of
+from tests.recipes.conftest import provenance
 from tests.recipes.test_data import BAD, GOOD, LONG, USER, answer, rows_of
 
 FROZEN = {
@@ -63,7 +63,7 @@ def test_the_reference_of_dpo_is_the_base_at_its_commit(flags, fsdp, copied, tra
 
 
 def test_sft_learns_the_chosen_response_alone(tmp_path):
-    tokenizer = tokenizer_of()
+    tokenizer = tiny.tokenizer_of()
     checked = check_pairs(rows_of((USER, GOOD, BAD), (USER, answer("b"), BAD)), tokenizer, 90)
     for packing in (False, True):
         trainer = ChosenSFTTrainer(
@@ -109,7 +109,7 @@ def simpo(tmp_path, rows, **arguments):
     return SimPOTrainer(
         model=tiny.model_of("qwen2"),
         args=arguments,
-        processing_class=tokenizer_of(),
+        processing_class=tiny.tokenizer_of(),
         train_dataset=Dataset.from_list(rows),
     )
 
@@ -145,7 +145,7 @@ def test_a_reward_is_that_of_the_conversation_as_the_template_writes_it(tmp_path
     """On the card stands `apply_chat_template`, and nothing else is what other libraries call."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    tokenizer = tokenizer_of()
+    tokenizer = tiny.tokenizer_of()
     conversations = [(USER, GOOD, BAD), (USER, answer("a " * 9), BAD), (USER, BAD, answer("b"))]
     test = check_pairs(rows_of(*conversations, (USER, LONG, GOOD)), tokenizer, 90, "truncate")
     torch.manual_seed(0)
