@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eval.tasks import TASKS
 from hub_cards import Result, write_model_card
 from hub_cards.publish import check, provenance_in, publish, tell
 from selfsynth.errors import UsageError
@@ -28,6 +29,10 @@ ON_CARD = {
     "mmlu": ("MMLU", "accuracy"),
 }
 """Benchmark and metric of what goes on a card, by its name in `results.json`."""
+
+
+GSM8K_ITEMS = 1319
+"""With all of them answered, the result is one for the benchmark's leaderboard on the Hub."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +114,11 @@ def card_results(found: Mapping[str, Any]) -> list[Result]:
             notes += [f"alpaca_eval {found['alpaca']['version']}", one["doubt"]]
         else:
             notes += [f"lm_eval {found['lm_eval_version']}"]
+        whole = name == "gsm8k" and one["model"]["n"] == GSM8K_ITEMS
         made.append(
             Result(
                 *(benchmark, metric, Estimate(**one["model"]), "%", judge),
+                *(("openai/gsm8k", "gsm8k", TASKS["gsm8k"].revision) if whole else ()),
                 notes="; ".join(filter(None, notes)),
             )
         )

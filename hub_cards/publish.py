@@ -413,18 +413,20 @@ def _read(folder: Path, repo_type: str) -> _Folder:
     heavy = {name: path for name, path in files.items() if not name.startswith("assets/")}
     if not heavy:
         raise UsageError(f"{folder} holds no files of a {repo_type}")
-    held = {
-        "identity": provenance["identity"],
-        "files": {name: _sha256(one) for name, one in sorted(heavy.items())},
-    }
-    content = hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
     card = run.card.read_text(encoding="utf-8")
     try:
-        text = split_card(card)[1]
+        metadata, text = split_card(card)
     except ValueError as error:
         raise SelfsynthError(
             f"{run.card}: its metadata cannot be read ({str(error)[:200]})"
         ) from None
+    held = {
+        "identity": provenance["identity"],
+        "files": {name: _sha256(one) for name, one in sorted(heavy.items())},
+    }
+    if measured := metadata.get("model-index"):  # new results make a new version of old weights
+        held["results"] = measured
+    content = hashlib.sha256(json.dumps(held, sort_keys=True, default=str).encode()).hexdigest()
     if generated(text) is None:  # nobody could say then what the next version may replace
         raise SelfsynthError(f"{run.card} has lost the markers around what was generated")
     small = [_text(one) for name, one in files.items() if name in SETTINGS]

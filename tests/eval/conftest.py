@@ -121,12 +121,12 @@ class Trio:
     def __init__(self, model, base, judge, in_process):
         self.model, self.base, self.judge, self._in_process = model, base, judge, in_process
 
-    def run(self, *arguments, status=0):
+    def run(self, *arguments, model="model", status=0):
         """Run `eval run` with the three."""
         urls = {"--base-url": self.model, "--against-base-url": self.base}
         urls |= {"--judge-base-url": self.judge} if "--judge" in arguments else {}
         flags = [part for flag, one in urls.items() for part in (flag, one.url)]
-        who = ("run", "model", "--against", "base")
+        who = ("run", model, "--against", "base")
         return self._in_process(app, *who, *arguments, *flags, status=status)
 
     def asked(self):
@@ -156,7 +156,7 @@ def trio(in_process):
             ({"judge": "longer"}, judge),
         )
         for name, (settings, changed) in zip(("model", "base", "judge"), usual, strict=True):
-            server = ModelServer(models=[name], salt=name, **(settings | (changed or {})))
+            server = ModelServer(**{"models": [name], "salt": name} | settings | (changed or {}))
             servers.append(server.__enter__())
         return Trio(*servers, in_process)
 
