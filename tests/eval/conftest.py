@@ -158,7 +158,7 @@ def trio(in_process):
         for name, (settings, changed) in zip(("model", "base", "judge"), usual, strict=True):
             server = ModelServer(**{"models": [name], "salt": name} | settings | (changed or {}))
             servers.append(server.__enter__())
-        return Trio(*servers, in_process)
+        return Trio(*servers[-3:], in_process)
 
     yield make
     for server in servers:
