@@ -26,7 +26,14 @@ from eval.asking import Asker
 from eval.publishing import check_target, publish_results
 from selfsynth import options
 from selfsynth.config import ConfigOption
-from selfsynth.errors import DebugOption, SelfsynthError, UsageError, command, may_stop_again
+from selfsynth.errors import (
+    DebugOption,
+    SelfsynthError,
+    UsageError,
+    command,
+    may_stop_again,
+    require,
+)
 from selfsynth.progress import say
 from selfsynth.schema import JUDGE_MODES
 from selfsynth.serving import TIMEOUT, Budget, Store, find, usual_concurrency
@@ -146,10 +153,15 @@ def run(
         models["judge"] = find(judge, judge_base_url or (), judge_api_key_env)
     elif judge_base_url or judge_api_key_env:
         raise UsageError("--judge-base-url and --judge-api-key-env need --judge")
+    require("eval", "alpaca_eval", "lm_eval")
     target = check_target(push_to_hub, repo_id, model)
     lent = options.stores_of(reuse)
     questions = alpaca.load_questions(alpaca_data, limit) if running.ALPACA in names else None
     loaded = tasks.load([name for name in names if name != running.ALPACA], data_dir, limit)
+    if not all(one.generates for one in loaded) and not all(
+        models[who].urls for who in running.SYSTEMS
+    ):
+        require("train", "torch", "transformers")  # rather now than after hours of answers
     default = "-vs-".join(running.folder_name(one) for one in (model, against))
     folder = running.folder_of(output_dir or Path("reports", default))
     with folder as folder, Store(folder.store, lent) as store:
@@ -232,6 +244,7 @@ def score(
     debug: DebugOption = False,
 ) -> None:
     """Score a file of AlpacaEval annotations; prints JSON."""
+    require("eval", "alpaca_eval")
     rows = alpaca.read_annotations(annotations)
     try:
         official = alpaca.load_official(alpaca_data)

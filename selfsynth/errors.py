@@ -4,6 +4,7 @@ Exit statuses of every command: 0 done, 1 failed, 2 bad usage, 3 gate not passed
 data to tell, 130 stopped by the user.
 """
 
+import importlib.util
 import os
 import signal
 import sys
@@ -29,6 +30,17 @@ class UsageError(SelfsynthError):
     """The command was asked for something it cannot mean."""
 
     exit_status = 2
+
+
+def require(extra: str, *packages: str) -> None:
+    """Check that packages of an extra are installed, before work that needs them.
+
+    Raises:
+        SelfsynthError: one is not.
+    """
+    for package in packages:
+        if not importlib.util.find_spec(package):
+            raise SelfsynthError(f"{package} is not installed: pip install 'selfsynth[{extra}]'")
 
 
 _show_tracebacks = False

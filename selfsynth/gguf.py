@@ -8,7 +8,6 @@ llama.cpp keeps some weights otherwise than transformers does: see `_as_llama_cp
 """
 
 import contextlib
-import importlib.util
 import io
 import json
 import os
@@ -19,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selfsynth.errors import SelfsynthError, UsageError
+from selfsynth.errors import SelfsynthError, UsageError, require
 from selfsynth.progress import say
 from selfsynth.revisions import fetch
 from selfsynth.serving.weights import (
@@ -95,7 +94,7 @@ def note_of(folder: Path) -> dict:
 
 
 def _convert(path: Path, folder: Path) -> None:
-    _require("gguf", "torch", "transformers", "accelerate")
+    require("train", "gguf", "torch", "transformers", "accelerate")
     reader = _read(path)
     if not _value(reader, "tokenizer.chat_template"):
         raise UsageError(
@@ -199,7 +198,7 @@ def merge_lora(adapter: Path, out: Path) -> None:
         UsageError: no adapter, no base, or `out` exists.
         SelfsynthError: the base cannot be had, or the two do not fit.
     """
-    _require("peft", "torch", "transformers")
+    require("train", "peft", "torch", "transformers")
     config = _adapter_config(adapter)
     with _whole(out) as part:
         base = _base_of(adapter, config, ["*.json", "*.safetensors", "*.jinja", "*.model"])
@@ -239,7 +238,7 @@ def write_lora(adapter: Path, out: Path) -> None:
             of another base.
         SelfsynthError: the base's configuration cannot be had; the adapter holds NaN.
     """
-    _require("gguf", "peft", "safetensors", "torch")
+    require("train", "gguf", "peft", "safetensors", "torch")
     config = _adapter_config(adapter)
     with _whole(out) as part:
         for key, plain in _PLAIN.items():
@@ -357,7 +356,7 @@ def write_model(folder: Path, like: Path, out: Path) -> None:
         UsageError: no model, not a GGUF, `out` exists, or the two are not the same architecture
             with tensors of the same names and shapes.
     """
-    _require("gguf", "safetensors", "torch")
+    require("train", "gguf", "safetensors", "torch")
     config = _config_of(folder)
     like, _ = fetch_gguf(str(like))
     with _whole(out) as part, ExitStack() as files:
@@ -494,12 +493,6 @@ def _failing_as(what: str) -> Iterator[None]:
     except Exception as error:
         line = " ".join(str(error).split())[:300] or type(error).__name__
         raise SelfsynthError(f"{what}: {line}") from error
-
-
-def _require(*packages: str) -> None:
-    for package in packages:
-        if not importlib.util.find_spec(package):
-            raise SelfsynthError(f"{package} is not installed: pip install 'selfsynth[train]'")
 
 
 def _read(path: Path) -> "gguf.GGUFReader":

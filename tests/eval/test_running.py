@@ -293,3 +293,11 @@ def test_different_chat_templates_are_noted(one, other, said):
 )
 def test_short_names(name, short):
     assert running.short_name(name) == short
+
+
+@pytest.mark.parametrize("package", ["alpaca_eval", "lm_eval"])
+def test_without_the_extra_it_is_said_what_to_install(package, trio, monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name != package or None)
+    servers = trio()
+    said = servers.run("--tasks", "gsm8k", "--output-dir", tmp_path / "report", status=1)
+    assert f"{package} is not installed: pip install 'selfsynth[eval]'" in said.err
