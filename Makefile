@@ -46,7 +46,7 @@ browser:
 	has || echo 'without chromium and chromium-driver the tests of pages are left out'
 
 bench: $(VENV)/test
-	@for name in resume own_cost growth verdict_cost publish training engine_busy; do \
+	@for name in resume own_cost growth verdict_cost publish training evaluation engine_busy; do \
 	  $(BIN)/python benchmarks/$$name.py || exit 1; echo; \
 	done
 	@$(BIN)/python -m benchmarks.kills

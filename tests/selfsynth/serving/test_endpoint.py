@@ -3,6 +3,7 @@
 import hashlib
 import re
 import shutil
+import struct
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,13 @@ from hypothesis import strategies as st
 
 from selfsynth.errors import SelfsynthError, UsageError
 from selfsynth.serving import Endpoint, endpoint, find, public_name, serve
-from selfsynth.serving.weights import EMBEDDED
+from selfsynth.serving.weights import EMBEDDED, chat_template_of
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 URL = "http://127.0.0.1:8000/v1"
 MODEL = Path("model.gguf")
+TEMPLATE = b"{{ messages }}"
+GGUF = b"GGUF tokenizer.chat_template" + struct.pack("<IQ", 8, len(TEMPLATE)) + TEMPLATE
 
 
 def sha(data):
@@ -201,7 +204,7 @@ def test_a_gguf_with_a_lora():
 
 def test_an_embedded_model_with_a_lora(monkeypatch, engines):
     monkeypatch.setattr(endpoint, "fetch_embedded", lambda known: MODEL)
-    MODEL.write_bytes(b"GGUF tokenizer.chat_template")
+    MODEL.write_bytes(GGUF)
     Path("lora.gguf").write_bytes(b"GGUF lora")
     for name, known in EMBEDDED.items():
         model = find(f"{name}+lora.gguf")
@@ -216,7 +219,7 @@ def test_an_embedded_model_with_a_lora(monkeypatch, engines):
 def test_embedded(monkeypatch, engines):
     fetched = []
     monkeypatch.setattr(endpoint, "fetch_embedded", lambda known: fetched.append(known) or MODEL)
-    MODEL.write_bytes(b"GGUF tokenizer.chat_template")
+    MODEL.write_bytes(GGUF)
     for spec, known in EMBEDDED.items():
         model = find(spec)
         assert model.embedded and model.by_llama and fetched == []  # nothing is fetched to look
@@ -291,6 +294,21 @@ def engines(monkeypatch):
     return seen
 
 
+@pytest.mark.parametrize(
+    ("data", "template"),
+    [
+        (GGUF, "{{ messages }}"),
+        (GGUF + b"tensors", "{{ messages }}"),
+        (b"GGUF tokenizer.chat_template of a comment", None),
+        (b"GGUF", None),
+    ],
+)
+def test_the_chat_template_of_a_gguf(data, template, tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+    assert chat_template_of(path) == template
+
+
 def test_a_gguf_without_chat_template_is_refused(engines):
     MODEL.write_bytes(b"GGUF of a base model")
     with (
@@ -320,7 +338,7 @@ def test_public_name(name, public):
 
 
 def test_serving_a_gguf(engines):
-    Path("base.gguf").write_bytes(b"GGUF base tokenizer.chat_template")
+    Path("base.gguf").write_bytes(GGUF)
     Path("lora.gguf").write_bytes(b"GGUF lora")
     with serve(find("base.gguf+lora.gguf"), 8, 2048, Path("log")) as end:
         assert engines == [
