@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eval import alpaca
+from eval import alpaca, results
 from eval.__main__ import app
 from selfsynth.errors import SelfsynthError, UsageError
 from selfsynth.stats import bootstrap_mean
@@ -280,3 +280,29 @@ def test_a_model_against_itself_is_50_as_often_as_it_should(official):
         found = bootstrap_mean(rates, seed=number, resamples=1000)
         missed += not found.low <= 50 <= found.high
     assert 4 <= missed <= 18
+
+
+def test_length_control_in_a_report(official):
+    """Of what the model won by length alone, less is left once length is controlled for."""
+    draw = np.random.default_rng(1)
+    verdicts = []
+    for comparison, longer in (("model_vs_baseline", 4), ("base_vs_baseline", 1)):
+        for text, theirs in zip(official.instructions, official.baseline, strict=True):
+            ours = "b" * int(len(theirs) * longer * draw.uniform(0.5, 1.5))
+            lean = math.tanh((len(ours) - len(theirs)) / 1000)
+            preference = 1 + 1 / (1 + math.exp(-3 * lean + draw.normal()))
+            verdicts.append(
+                {"comparison": comparison, "instruction": text, "output_1": theirs,
+                 "output_2": ours, "preference": preference}
+            )  # fmt: skip
+    found, notes = results.of_alpaca(verdicts, official, None, 10, 0)
+    results.judge_metrics(found)
+    controlled, plain = found["alpaca_lc"], found["alpaca"]
+    assert controlled["primary"] and not plain["primary"] and notes == []
+    assert plain["difference"]["value"] > 10 and plain["difference"]["low"] > 0
+    assert controlled["difference"]["value"] < 0.8 * plain["difference"]["value"]
+    for who in ("model", "base", "difference"):
+        one = controlled[who]
+        assert one["low"] <= one["high"] and one["n"] == alpaca.ROWS
+    assert "alpaca_matched" not in found
+    assert found["alpaca_vs_base"]["model"] is None  # nobody compared them
