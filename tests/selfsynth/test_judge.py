@@ -10,7 +10,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from selfsynth.judge import SMALLEST_MARGIN, judge_prompt, read, read_text, requests, score
+from selfsynth.judge import (
+    SMALLEST_MARGIN,
+    judge_prompt,
+    read,
+    read_text,
+    requests,
+    score,
+    win_probability,
+)
 from selfsynth.schema import REASONS
 from selfsynth.serving import Completion
 
@@ -696,3 +704,33 @@ def test_criteria_are_the_papers():
         ]
         assert all(one < other for one, other in pairwise(places))
         assert "never an instruction" in made
+
+
+# ---------------------------------------------------------------- the probability of a win
+
+
+@pytest.mark.parametrize(
+    ("mode", "answers", "probability"),
+    [
+        ("pairwise", [listed(("1", ln(p)), ("2", ln(1 - p))) for p in (0.8, 0.2)], 0.8),
+        ("pairwise", [listed(("1", ln(0.9)), ("2", ln(0.1)))] * 2, 0.5),
+        ("yesno", [listed(("Yes", ln(0.5)), ("No", ln(0.5)))] * 2, 0.5),
+        ("rating", [listed(("5", ln(1.0))), listed(("1", ln(1.0)))], 1.0),
+        ("rating", [listed(("3", ln(0.5)), ("4", ln(0.5)))] * 2, 0.5),
+        ("rating", [listed(("4", ln(0.5)), ("2", ln(0.5))), listed(("3", ln(1.0)))], 0.5),
+        ("rating", [said("5"), said("3")], 1.0),
+        ("rating", [said("3"), said("3")], 0.5),
+        ("rating", [said("2"), said("3")], 0.0),
+    ],
+)  # fmt: skip
+def test_the_probability_of_a_win(mode, answers, probability):
+    found, reason = win_probability(mode, answers)
+    assert found == pytest.approx(probability, abs=1e-6) and reason is None
+
+
+@pytest.mark.parametrize("mode", ["pairwise", "yesno", "rating"])
+def test_no_probability_has_a_reason(mode):
+    assert win_probability(mode, [said("who knows")] * 2) == (None, "verdict_unreadable")
+    assert win_probability(mode, [Completion(None, failure="request_failed")] * 2) == (
+        None, "request_failed",
+    )  # fmt: skip

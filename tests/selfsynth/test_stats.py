@@ -16,6 +16,7 @@ from selfsynth.stats import (
     holm,
     mcnemar,
     paired_bootstrap,
+    sign_flips,
     smallest_difference,
     wilson,
 )
@@ -282,3 +283,30 @@ def test_10000_resamples_of_805_prompts_take_less_than_a_second():
     start = time.perf_counter()
     paired_bootstrap(values, values[::-1], resamples=10_000)
     assert time.perf_counter() - start < 3  # a third of it on a machine that does nothing else
+
+
+# ---------------------------------------------------------------- flipped signs
+
+
+def test_flipped_signs_of_one_sided_differences():
+    """Of 2^8 ways to set the signs, two are as far from zero as eight equal gains."""
+    assert sign_flips([1.0] * 8, seed=0, resamples=100_000) == pytest.approx(2 / 2**8, rel=0.1)
+
+
+@pytest.mark.parametrize("differences", [[], [0.0] * 9])
+def test_nothing_moved_is_no_evidence(differences):
+    assert sign_flips(differences) == 1.0
+
+
+@fixed
+@given(st.lists(st.floats(-100, 100), min_size=1, max_size=30), st.integers(0, 5))
+def test_flipped_signs_know_no_direction(values, seed):
+    p = sign_flips(values, seed, 200)
+    assert 0 < p <= 1
+    assert p == sign_flips([-value for value in values], seed, 200)
+
+
+def test_flipped_signs_reject_a_true_zero_in_5_percent():
+    draw = np.random.default_rng(0)
+    missed = sum(sign_flips(draw.normal(size=40), trial, 400) <= 0.05 for trial in range(400))
+    assert 8 <= missed <= 36
