@@ -1,6 +1,7 @@
 """What all benchmarks share: their flags, processes to measure, memory, medians, tables."""
 
 import argparse
+import asyncio
 import json
 import os
 import platform
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+import aiohttp
 
 ROOT = Path(__file__).parents[1]
 SENT = "requests sent in"
@@ -218,3 +221,26 @@ def timed(work: Callable[[], object]) -> float:
     began = time.monotonic()
     work()
     return time.monotonic() - began
+
+
+def send(url: str, bodies: Sequence[bytes], in_flight: int) -> int:
+    """Send chat requests by a bare client, and return the new tokens of all answers."""
+    return asyncio.run(_send(url, bodies, in_flight))
+
+
+async def _send(url: str, bodies: Sequence[bytes], in_flight: int) -> int:
+    left, tokens = iter(bodies), 0
+    headers = {"Content-Type": "application/json"}
+    timeout = aiohttp.ClientTimeout(total=600)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+
+        async def worker() -> None:
+            nonlocal tokens
+            for body in left:
+                async with session.post(f"{url}/chat/completions", data=body) as response:
+                    response.raise_for_status()
+                    answer = await response.json()
+                tokens += answer["usage"]["completion_tokens"]
+
+        await asyncio.gather(*(worker() for _ in range(in_flight)))
+    return tokens

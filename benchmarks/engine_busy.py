@@ -10,14 +10,13 @@ beforehand, in the mixed order of the store's keys, so that nothing ever waits f
     python benchmarks/engine_busy.py --prompts 16 --max-new-tokens 48 --runs 1      a quick look
 """
 
-import asyncio
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import aiohttp
-from common import Run, Table, conclude, flags, inputs, median, scratch, timed
+from common import Run, Table, conclude, flags, inputs, median, scratch, send
 
 from selfsynth.serving import PROBE, Store, find, serve
 from selfsynth.serving.client import body_of
@@ -57,27 +56,12 @@ def stored(folder: Path) -> list[bytes]:
 
 def replay(bodies: list[bytes], log: Path, max_new_tokens: int) -> tuple[int, float]:
     """Send requests straight at a fresh engine; return the new tokens and the seconds."""
-    tokens: list[int] = []
     with engine(log, max_new_tokens) as url:
         # The pipeline's first question; the engine warms up on it.
-        asyncio.run(_send(url, [json.dumps(body_of("gguf", PROBE)).encode()], []))
-        seconds = timed(lambda: asyncio.run(_send(url, bodies, tokens)))
-    return sum(tokens), seconds
-
-
-async def _send(url: str, bodies: list[bytes], tokens: list[int]) -> None:
-    left = iter(bodies)
-    headers = {"Content-Type": "application/json"}
-    timeout = aiohttp.ClientTimeout(total=600)
-    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-
-        async def worker() -> None:
-            for body in left:
-                async with session.post(f"{url}/chat/completions", data=body) as response:
-                    response.raise_for_status()
-                    tokens.append((await response.json())["usage"]["completion_tokens"])
-
-        await asyncio.gather(*(worker() for _ in range(SLOTS)))
+        send(url, [json.dumps(body_of("gguf", PROBE)).encode()], SLOTS)
+        began = time.monotonic()
+        tokens = send(url, bodies, SLOTS)
+        return tokens, time.monotonic() - began
 
 
 def main() -> None:

@@ -11,16 +11,14 @@ made of numbers, answers of personas: only their lengths count.
     python benchmarks/evaluation.py --items 6 --pairs 6 --runs 1      a quick look
 """
 
-import asyncio
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import aiohttp
 import yaml
-from common import Run, Table, conclude, flags, inputs, median, scratch, timed
+from common import Run, Table, conclude, flags, inputs, median, scratch, send, timed
 from verdict_cost import pairs as texts_of
 
 from eval.annotators import Annotator, Pair
@@ -111,23 +109,8 @@ def judge_straight(folder: Path, some: list[Pair]) -> float:
         for request in annotator.requests(pair)
     ]
     with engine(folder) as url:
-        asyncio.run(_send(url, bodies[:1]))  # the engine warms up on it
-        return timed(lambda: asyncio.run(_send(url, bodies)))
-
-
-async def _send(url: str, bodies: list[bytes]) -> None:
-    left = iter(bodies)
-    headers = {"Content-Type": "application/json"}
-    timeout = aiohttp.ClientTimeout(total=600)
-    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-
-        async def worker() -> None:
-            for body in left:
-                async with session.post(f"{url}/chat/completions", data=body) as response:
-                    response.raise_for_status()
-                    await response.json()
-
-        await asyncio.gather(*(worker() for _ in range(SLOTS)))
+        send(url, bodies[:1], SLOTS)  # the engine warms up on it
+        return timed(lambda: send(url, bodies, SLOTS))
 
 
 def main() -> None:

@@ -6,16 +6,15 @@ are shortened with a mark.
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from jinja2 import Environment
 
 from eval import breakdown, pictures
 from eval.results import SAME
-from hub_cards.cards import environment, flat
+from hub_cards.cards import environment, flat, shortened
 from selfsynth import audit as auditing
 from selfsynth.runs import write_whole
 
@@ -26,9 +25,9 @@ REGRESSION_CHARACTERS = 700
 def write_report(
     folder: Path,
     results: Mapping[str, Any],
-    verdicts: pa.Table,
-    answers: pa.Table,
-    items: pa.Table,
+    verdicts: Sequence[Mapping[str, Any]],
+    answers: Sequence[Mapping[str, Any]],
+    items: Sequence[Mapping[str, Any]],
     provenance: Mapping[str, Any],
 ) -> None:
     """Write `report.md`, then `report.html`.
@@ -36,10 +35,10 @@ def write_report(
     Args:
         folder: of the report.
         results: `results.json`.
-        verdicts, answers, items: see `eval.running`.
+        verdicts, answers, items: the rows of the parquet files (`eval.running`).
         provenance: what `selfsynth.provenance.build` returned.
     """
-    seen = view(results, verdicts.to_pylist(), answers.to_pylist(), items.to_pylist(), provenance)
+    seen = view(results, verdicts, answers, items, provenance)
     made = _environment()
     write_whole(folder / "report.md", made.get_template("report.md.j2").render(seen))
     page = made.overlay(autoescape=True).get_template("report.html.j2").render(seen)
@@ -48,9 +47,9 @@ def write_report(
 
 def view(
     results: Mapping[str, Any],
-    verdicts: list[dict[str, Any]],
-    answers: list[dict[str, Any]],
-    items: list[dict[str, Any]],
+    verdicts: Sequence[Mapping[str, Any]],
+    answers: Sequence[Mapping[str, Any]],
+    items: Sequence[Mapping[str, Any]],
     provenance: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return what the templates show."""
@@ -154,10 +153,3 @@ def interval(estimate: Mapping[str, float] | None, sign: bool = False) -> str:
         return "—"
     spell = signed if sign else fixed
     return f"{spell(estimate['low'])} to {spell(estimate['high'])}"
-
-
-def shortened(text: str | None, characters: int) -> str:
-    """Return a text's first characters, with a mark that says how many are left out."""
-    text = text or ""
-    left_out = len(text) - characters
-    return text if left_out <= 0 else f"{text[:characters]} … ({left_out:,} more characters)"

@@ -366,7 +366,7 @@ def write(
     for name, content in (("provenance.json", made), ("results.json", found)):
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         (stage / name).write_text(text, encoding="utf-8")
-    write_report(stage, found, tables["verdicts"], tables["answers"], tables["items"], made)
+    write_report(stage, found, verdicts, answers, items, made)
     run.finish(stage)
 
 

@@ -352,7 +352,7 @@ def _evaluate(loaded: Loaded, model: Any, templated: bool = True) -> dict[str, l
 
     for name in ("generate_until", "loglikelihood"):  # of these the progress is to be seen
         setattr(model, name, _aloud(getattr(model, name), sys.stderr))
-    with _quietly():
+    with _quietly(), contextlib.redirect_stderr(io.StringIO()):
         found = evaluate(
             model,
             task_dict={"tasks": loaded.parts, "groups": {}, "group_map": {}},
@@ -390,7 +390,7 @@ def _failing_as(what: str) -> Iterator[None]:
 
 
 def _aloud(method: Callable, stderr: TextIO) -> Callable:
-    """Return a method that writes to `stderr` though `_quietly` holds."""
+    """Return a method that writes to `stderr`, whatever stderr is when it is called."""
 
     def called(*arguments: Any, **named: Any) -> Any:
         with contextlib.redirect_stderr(stderr):
@@ -408,11 +408,7 @@ def _quietly() -> Iterator[None]:
     logging.disable(logging.ERROR)
     datasets.disable_progress_bars()
     try:
-        with (
-            warnings.catch_warnings(action="ignore"),
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
         logging.disable(before)

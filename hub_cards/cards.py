@@ -350,6 +350,13 @@ def quoted(text: str) -> str:
     return block if left_out <= 0 else f"{block}\n\n*({left_out:,} more characters)*"
 
 
+def shortened(text: str | None, characters: int) -> str:
+    """Return a text's first characters, with a mark that says how many are left out."""
+    text = text or ""
+    left_out = len(text) - characters
+    return text if left_out <= 0 else f"{text[:characters]} … ({left_out:,} more characters)"
+
+
 def _broken(line: str) -> str:
     if len(line) <= SAMPLE_COLUMNS:
         return line
@@ -465,10 +472,7 @@ def flat(values: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield from flat(value, f"{name}.")
             continue
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        left_out = len(text) - SETTING_CHARACTERS
-        if left_out > 0:
-            text = f"{text[:SETTING_CHARACTERS]} … ({left_out:,} more characters)"
-        yield name, text
+        yield name, shortened(text, SETTING_CHARACTERS)
 
 
 def _hub_ids(model: str) -> list[str]:

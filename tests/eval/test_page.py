@@ -5,11 +5,9 @@ import os
 import shutil
 import time
 
-import pyarrow as pa
 import pytest
 
 from eval.report import write_report
-from eval.running import ANSWERS, ITEMS, VERDICTS
 
 selenium = pytest.importorskip("selenium")
 pytest.importorskip("alpaca_eval")
@@ -94,9 +92,7 @@ def page(tmp_path_factory):
     made = provenance.build({"method": "eval"}, {}, {}, {"asked": 1, "kept": 1, "dropped": {}},
                             {}, 1.0, ["eval", "run"])  # fmt: skip
     folder = tmp_path_factory.mktemp("report")
-    tables = [pa.Table.from_pylist(rows, schema) for rows, schema in (
-        (verdicts, VERDICTS), ([], ANSWERS), (items, ITEMS))]  # fmt: skip
-    write_report(folder, told, *tables, made)
+    write_report(folder, told, verdicts, [], items, made)
     return folder / "report.html"
 
 
